@@ -1,0 +1,686 @@
+"""The events: everything that happens is one of these, past tense, frozen.
+
+An event class says once, for everybody, its topic, its key and its identity:
+
+- `TOPIC` is the logical name of its topic (`schemas.topics`); None where the writer chooses (priority topics).
+- `KEY` names the field whose value is the record's key, so that one key's events keep their order.
+- `VERSION` is part of the type on the wire. A published version is never edited: a change adds a version and
+  an upcast in `schemas.codec`, and the golden bytes of the old one stay in the tests.
+- `identity()` is the event's `ce_id`: it does not depend on time of receipt, batch or offset, so a consumer
+  that saw it before can drop it.
+
+Times are wall-clock milliseconds since the epoch, UTC (`…_at_ms`). Text is Unicode, stored as it came.
+"""
+
+from typing import ClassVar
+
+import msgspec
+
+from schemas.values import (
+    EndStatus,
+    Failure,
+    Notice,
+    Priority,
+    PromptMessage,
+    Sampling,
+    Tier,
+    Timings,
+    Usage,
+)
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all events. Unknown members are ignored on decoding and kept on re-encoding (`schemas.codec`)."""
+
+    TOPIC: ClassVar[str | None] = None
+    KEY: ClassVar[str] = "conversation_id"
+    VERSION: ClassVar[int] = 1
+    TIMED: ClassVar[bool] = True
+    """Whether the envelope carries `ce_time` and the trace; false for the token path, where bytes count."""
+
+    def identity(self) -> str:
+        """The event's id, unique within its source and type."""
+        raise AssertionError(f"{type(self).__name__} has no identity")
+
+    def key(self) -> str:
+        """The record's key."""
+        return str(getattr(self, self.KEY))
+
+
+# --- messages: what people did in a conversation, kept forever -------------------------------------------------
+
+
+class MessageSubmitted(Event, frozen=True):
+    """A user message was accepted, together with the id of the reply that will answer it."""
+
+    TOPIC = "messages"
+
+    conversation_id: str
+    message_id: str
+    reply_id: str
+    account_id: str
+    tier: Tier
+    content: str
+    body_digest: str
+    """SHA-256 (hex) of the canonical request body: the same client id with another digest is a conflict."""
+    submitted_at_ms: int
+    new_conversation: bool
+    """The request named no conversation: this message begins one."""
+    client_message_id: str | None = None
+    parent_id: str | None = None
+    """The message it answers; absent: the newest of the current branch."""
+    model: str = "auto"
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    system: str | None = None
+
+    def identity(self) -> str:
+        return self.message_id
+
+
+class RegenerationRequested(Event, frozen=True):
+    """A new sibling of a reply was asked for; the user's message stays as it is."""
+
+    TOPIC = "messages"
+
+    conversation_id: str
+    reply_id: str
+    """The new reply."""
+    regenerated_id: str
+    """The reply that it is a sibling of."""
+    account_id: str
+    tier: Tier
+    body_digest: str
+    submitted_at_ms: int
+    client_message_id: str | None = None
+    model: str = "auto"
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def identity(self) -> str:
+        return self.reply_id
+
+
+class ReplyStored(Event, frozen=True):
+    """A reply reached its end: the text that readers saw, as one piece. Written by settlement."""
+
+    TOPIC = "messages"
+
+    conversation_id: str
+    reply_id: str
+    message_id: str
+    """The user message that it answers."""
+    account_id: str
+    tier: Tier
+    pool: str
+    model: str
+    status: EndStatus
+    text: str
+    attempt: int
+    final_offset: int
+    """Offset of the stream's `ended` event."""
+    usage: Usage
+    submitted_at_ms: int
+    ended_at_ms: int
+    timings: Timings | None = None
+    error: Failure | None = None
+
+    def identity(self) -> str:
+        return f"{self.reply_id}/stored"
+
+
+class ConversationRenamed(Event, frozen=True):
+    """The conversation got a title of its owner's choice."""
+
+    TOPIC = "messages"
+
+    conversation_id: str
+    account_id: str
+    title: str
+    renamed_at_ms: int
+    request_id: str
+
+    def identity(self) -> str:
+        return f"{self.conversation_id}/renamed/{self.request_id}"
+
+
+class BranchChosen(Event, frozen=True):
+    """The current branch is the one that ends in (or passes through) this message."""
+
+    TOPIC = "messages"
+
+    conversation_id: str
+    account_id: str
+    message_id: str
+    chosen_at_ms: int
+    request_id: str
+
+    def identity(self) -> str:
+        return f"{self.conversation_id}/branch/{self.request_id}"
+
+
+class ConversationDeleted(Event, frozen=True):
+    """The conversation is gone for every reader; its content is erased from the views."""
+
+    TOPIC = "messages"
+
+    conversation_id: str
+    account_id: str
+    deleted_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.conversation_id}/deleted"
+
+
+class ConversationSummarised(Event, frozen=True):
+    """Messages up to one were summarised, for a context policy that uses summaries."""
+
+    TOPIC = "messages"
+
+    conversation_id: str
+    account_id: str
+    until_message_id: str
+    summary: str
+    summarised_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.conversation_id}/summary/{self.until_message_id}"
+
+
+class CancellationRequested(Event, frozen=True):
+    """Somebody who may do so asked that a reply stop. May come before its message."""
+
+    TOPIC = "cancellations"
+
+    conversation_id: str
+    reply_id: str
+    account_id: str
+    requested_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.reply_id}/cancel"
+
+
+# --- requests: what turns decided, for the dispatch of a pool --------------------------------------------------
+
+
+class GenerationAdmitted(Event, frozen=True):
+    """A turn was admitted to a pool: everything that a worker needs, and until when it is wanted."""
+
+    TOPIC = "requests"
+    KEY = "pool"
+
+    pool: str
+    priority: Priority
+    reply_id: str
+    message_id: str
+    conversation_id: str
+    account_id: str
+    tier: Tier
+    model: str
+    prompt: tuple[PromptMessage, ...]
+    prompt_tokens_estimate: int
+    sampling: Sampling
+    submitted_at_ms: int
+    deadline_at_ms: int
+    notices: tuple[Notice, ...] = ()
+
+    def identity(self) -> str:
+        return f"{self.reply_id}/admitted"
+
+
+class GenerationDeclined(Event, frozen=True):
+    """A reply ends without (or instead of) running: refused at admission, cancelled early, or past its deadline."""
+
+    TOPIC = "requests"
+    KEY = "pool"
+
+    pool: str
+    reply_id: str
+    message_id: str
+    conversation_id: str
+    account_id: str
+    tier: Tier
+    model: str
+    status: EndStatus
+    error: Failure | None
+    submitted_at_ms: int
+    admitted: bool
+    """It had been admitted before, so its stream is open already."""
+
+    def identity(self) -> str:
+        return f"{self.reply_id}/declined"
+
+
+class GenerationCancelled(Event, frozen=True):
+    """An admitted reply shall stop; in order with its admission."""
+
+    TOPIC = "requests"
+    KEY = "pool"
+
+    pool: str
+    reply_id: str
+    conversation_id: str
+
+    def identity(self) -> str:
+        return f"{self.reply_id}/cancelled"
+
+
+# --- inference.<pool>.<priority>: a worker's inbox (the partition is the worker's ordinal) ----------------------
+
+
+class GenerationRequested(Event, frozen=True):
+    """One attempt at a reply was given to one worker, under the lease epoch that it names."""
+
+    KEY = "reply_id"
+
+    pool: str
+    priority: Priority
+    epoch: int
+    reply_id: str
+    conversation_id: str
+    account_id: str
+    generation_id: str
+    attempt: int
+    model: str
+    prompt: tuple[PromptMessage, ...]
+    sampling: Sampling
+    submitted_at_ms: int
+    deadline_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.generation_id}/requested"
+
+
+class GenerationRevoked(Event, frozen=True):
+    """A worker shall stop a generation that was taken from it; nothing that it still emits counts."""
+
+    KEY = "reply_id"
+
+    pool: str
+    epoch: int
+    reply_id: str
+    generation_id: str
+
+    def identity(self) -> str:
+        return f"{self.generation_id}/revoked"
+
+
+# --- tokens: what a reply's readers see, folded by schemas.reply -----------------------------------------------
+
+
+class GenerationQueued(Event, frozen=True):
+    """A reply waits for a worker. Opens the reply for every fold: what comes for one not opened is dropped."""
+
+    TOPIC = "tokens"
+
+    reply_id: str
+    message_id: str
+    conversation_id: str
+    account_id: str
+    tier: Tier
+    pool: str
+    model: str
+    submitted_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.reply_id}/queued"
+
+
+class NoticeGiven(Event, frozen=True):
+    """The reader of a reply is told something (degraded service, high demand). Once per code."""
+
+    TOPIC = "tokens"
+
+    reply_id: str
+    conversation_id: str
+    notice: Notice
+
+    def identity(self) -> str:
+        return f"{self.reply_id}/notice/{self.notice.code}"
+
+
+class GenerationStarted(Event, frozen=True):
+    """A worker began an attempt. The first one of an attempt owns it."""
+
+    TOPIC = "tokens"
+
+    reply_id: str
+    conversation_id: str
+    generation_id: str
+    attempt: int
+    model: str
+    worker: str
+    started_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.generation_id}/0"
+
+
+class TokensGenerated(Event, frozen=True):
+    """A piece of a reply's text. `seq` counts from 1 within its generation, without gaps."""
+
+    TOPIC = "tokens"
+    TIMED = False
+
+    reply_id: str
+    conversation_id: str
+    generation_id: str
+    attempt: int
+    seq: int
+    text: str
+    tokens: int
+    """Output tokens that this piece stands for (0 when it only completes an earlier one's characters)."""
+
+    def identity(self) -> str:
+        return f"{self.generation_id}/{self.seq}"
+
+
+class GenerationReset(Event, frozen=True):
+    """The attempt so far is void; the reply starts again as attempt `attempt`. Written by dispatch."""
+
+    TOPIC = "tokens"
+
+    reply_id: str
+    conversation_id: str
+    attempt: int
+    reason: str
+
+    def identity(self) -> str:
+        return f"{self.reply_id}/reset/{self.attempt}"
+
+
+class GenerationEnded(Event, frozen=True):
+    """The end of a reply, as one record. The first accepted one is final.
+
+    From a worker: `generation_id` is its own, `seq` follows its last piece, `usage` and the text's digest are
+    given. From dispatch, for a reply that no worker will end: `generation_id` is empty, `seq` is 0.
+    """
+
+    TOPIC = "tokens"
+
+    reply_id: str
+    conversation_id: str
+    generation_id: str
+    attempt: int
+    seq: int
+    status: EndStatus
+    ended_at_ms: int
+    usage: Usage | None = None
+    text_bytes: int | None = None
+    text_digest: str | None = None
+    """First 16 hex digits of the SHA-256 of the text's UTF-8 bytes."""
+    timings: Timings | None = None
+    error: Failure | None = None
+
+    def identity(self) -> str:
+        by = self.generation_id or f"{self.reply_id}/dispatch"
+        return f"{by}/end/{self.attempt}"
+
+
+# --- usage -----------------------------------------------------------------------------------------------------
+
+
+class UsageRecorded(Event, frozen=True):
+    """What one reply used and costs. Identity: the reply's id and the kind, whatever happened on the way."""
+
+    TOPIC = "usage"
+    KEY = "account_id"
+
+    account_id: str
+    reply_id: str
+    conversation_id: str
+    record_kind: str
+    """`reply` for the charge of a reply; corrections have kinds of their own."""
+    revision: int
+    usage_day: str
+    """YYYY-MM-DD, UTC, computed once, from the reply's end."""
+    status: EndStatus
+    tier: Tier
+    pool: str
+    model: str
+    attempts: int
+    uncached_input_tokens: int
+    cache_read_input_tokens: int
+    cache_write_input_tokens: int
+    output_tokens: int
+    counted: bool
+    cost: str
+    """Decimal in `currency`, as text."""
+    currency: str
+    price_version: str
+    ended_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.reply_id}/{self.record_kind}/{self.revision}"
+
+
+class UsageAdjusted(Event, frozen=True):
+    """A correction or refund: a record of its own with the difference, never an edit."""
+
+    TOPIC = "usage"
+    KEY = "account_id"
+
+    account_id: str
+    reply_id: str
+    record_kind: str
+    revision: int
+    usage_day: str
+    cost: str
+    currency: str
+    reason: str
+    adjusted_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.reply_id}/{self.record_kind}/{self.revision}"
+
+
+# --- workers: leases -------------------------------------------------------------------------------------------
+
+
+class WorkerRegistered(Event, frozen=True):
+    """A worker took an inbox. The offset of this record is its lease epoch: the log orders epochs."""
+
+    TOPIC = "workers"
+    KEY = "pool"
+
+    pool: str
+    instance: str
+    """Unique per start of a worker."""
+    inbox: int
+    model: str
+    slots: int
+    kv_tokens: int
+    """Tokens that the engine's KV cache holds; 0 when it does not say."""
+    context_tokens: int
+
+    def identity(self) -> str:
+        return f"{self.instance}/registered"
+
+
+class WorkerLeased(Event, frozen=True):
+    """A worker is alive: renewed every second; dead after three."""
+
+    TOPIC = "workers"
+    KEY = "pool"
+
+    pool: str
+    instance: str
+    inbox: int
+    epoch: int
+    renewal: int
+    free_slots: int
+    free_kv_tokens: int
+    draining: bool = False
+
+    def identity(self) -> str:
+        return f"{self.instance}/{self.renewal}"
+
+
+class WorkerReleased(Event, frozen=True):
+    """A worker stops of its own will; what it still held goes to another one at once."""
+
+    TOPIC = "workers"
+    KEY = "pool"
+
+    pool: str
+    instance: str
+    inbox: int
+    epoch: int
+
+    def identity(self) -> str:
+        return f"{self.instance}/released"
+
+
+class GenerationFinished(Event, frozen=True):
+    """A worker's generation is over and its end is in the log (or it was handed back: `returned`)."""
+
+    TOPIC = "workers"
+    KEY = "pool"
+
+    pool: str
+    inbox: int
+    epoch: int
+    reply_id: str
+    generation_id: str
+    attempt: int
+    status: EndStatus | None
+    """None when returned: not ended, to be dispatched again."""
+    returned: bool = False
+    queued_ms: int = 0
+    usage: Usage | None = None
+
+    def identity(self) -> str:
+        return f"{self.generation_id}/finished"
+
+
+# --- demand ----------------------------------------------------------------------------------------------------
+
+
+class DemandForecast(Event, frozen=True):
+    """Demand of a pool and tier in the last window, and what is expected of the next."""
+
+    TOPIC = "demand"
+    KEY = "pool"
+
+    pool: str
+    tier: Tier
+    window_start_ms: int
+    window_ms: int
+    arrivals: int
+    input_tokens: int
+    output_tokens: int
+    queue_ms_mean: float
+    forecast_arrivals: float
+    forecast_output_tokens: float
+
+    def identity(self) -> str:
+        return f"{self.pool}/{self.tier}/{self.window_start_ms}"
+
+    def key(self) -> str:
+        return f"{self.pool}/{self.tier}"
+
+
+# --- accounts (compacted: each fact has its own key, all of one account in one partition) ----------------------
+
+
+class AccountOpened(Event, frozen=True):
+    """An account exists."""
+
+    TOPIC = "accounts"
+    KEY = "account_id"
+
+    account_id: str
+    name: str
+    tier: Tier
+    opened_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.account_id}/account"
+
+    def key(self) -> str:
+        return self.identity()
+
+
+class TierChanged(Event, frozen=True):
+    """The account's tier from now on."""
+
+    TOPIC = "accounts"
+    KEY = "account_id"
+
+    account_id: str
+    tier: Tier
+    changed_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.account_id}/tier/{self.changed_at_ms}"
+
+    def key(self) -> str:
+        return f"{self.account_id}/tier"
+
+
+class KeyIssued(Event, frozen=True):
+    """An API key exists. Only its hash is known to us; the key was shown once."""
+
+    TOPIC = "accounts"
+    KEY = "account_id"
+
+    account_id: str
+    key_id: str
+    key_hash: str
+    """SHA-256 (hex) of the whole key. Keys have 128 random bits or more, so no salt is needed."""
+    issued_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.account_id}/key/{self.key_id}"
+
+    def key(self) -> str:
+        return self.identity()
+
+
+class KeyRevoked(Event, frozen=True):
+    """A key opens nothing any more."""
+
+    TOPIC = "accounts"
+    KEY = "account_id"
+
+    account_id: str
+    key_id: str
+    revoked_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.account_id}/key/{self.key_id}/revoked"
+
+    def key(self) -> str:
+        return f"{self.account_id}/key/{self.key_id}"
+
+
+class LimitsChanged(Event, frozen=True):
+    """Limits that differ from the tier's."""
+
+    TOPIC = "accounts"
+    KEY = "account_id"
+
+    account_id: str
+    requests_per_minute: int
+    changed_at_ms: int
+
+    def identity(self) -> str:
+        return f"{self.account_id}/limits/{self.changed_at_ms}"
+
+    def key(self) -> str:
+        return f"{self.account_id}/limits"
+
+
+EVENTS: tuple[type[Event], ...] = tuple(
+    value
+    for value in list(globals().values())
+    if isinstance(value, type) and issubclass(value, Event) and value is not Event
+)
+"""Every event class, in the order of this file."""

@@ -1,0 +1,76 @@
+"""Values that several events carry. All are frozen, compared by value, and encoded as JSON objects."""
+
+from typing import Literal
+
+import msgspec
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the values: immutable, keyword-only; unknown members are ignored on decoding."""
+
+
+Tier = Literal["free", "paid"]
+Priority = Literal["paid", "free"]
+PRIORITIES: tuple[Priority, ...] = ("paid", "free")
+"""Strictest first. A worker's inbox of an earlier priority is always emptied before a later one."""
+
+Role = Literal["system", "user", "assistant"]
+
+EndStatus = Literal["completed", "length", "cancelled", "refused", "failed"]
+"""The terminal statuses of a reply; each accepted message reaches exactly one."""
+
+MessageStatus = Literal["queued", "running", "completed", "length", "cancelled", "refused", "failed"]
+
+TERMINAL: frozenset[str] = frozenset({"completed", "length", "cancelled", "refused", "failed"})
+
+
+class Failure(Value, frozen=True):
+    """Why a reply was refused or failed: a stable code for programs, a sentence for people."""
+
+    code: str
+    detail: str
+
+
+class Usage(Value, frozen=True):
+    """Tokens of one generation. `input_tokens` includes cached ones; `output_tokens` are those generated."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_input_tokens: int = 0
+    cache_write_tokens: int = 0
+    counted: bool = True
+    """True: counted by the engine. False: estimated from the chunks that reached the log."""
+
+
+class Timings(Value, frozen=True):
+    """Milliseconds from acceptance (`submitted_at_ms`), measured on the worker's wall clock."""
+
+    queued_ms: int
+    """Until the engine was given the prompt."""
+    first_token_ms: int | None
+    """Until the first token, absent when there was none."""
+    total_ms: int
+
+
+class Sampling(Value, frozen=True):
+    """How tokens are chosen. Limits are declared in `schemas.limits`."""
+
+    max_output_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class PromptMessage(Value, frozen=True):
+    """One message of a prompt as the model's chat template takes it."""
+
+    role: Role
+    content: str
+
+
+class Notice(Value, frozen=True):
+    """Something the reader should know that is not an error, such as a shortened reply."""
+
+    code: str
+    detail: str
