@@ -101,7 +101,7 @@ def _fetcher(staging: Path, transfer: Transfer) -> Callable[[LockedJar], Path]:
 
     repositories = GlobalSettings.load().repositories or None
     context = MavenContext(
-        repo_cache=staging, remote_repos=repositories, resolver=PythonResolver(progress_callback=report)
+        repo_cache=staging, local_repos=[], remote_repos=repositories, resolver=PythonResolver(progress_callback=report)
     )
 
     def fetch(jar: LockedJar) -> Path:
