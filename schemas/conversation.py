@@ -137,7 +137,9 @@ def open_replies(conversation: Conversation) -> tuple[Message, ...]:
     return tuple(m for m in conversation.messages.values() if m.role == "assistant" and m.stored is None)
 
 
-def _step(conversation: Conversation | None, messages: dict[str, Message], event: Event) -> Conversation | None:
+def _step(  # noqa: PLR0911 - one return a rule
+    conversation: Conversation | None, messages: dict[str, Message], event: Event
+) -> Conversation | None:
     if conversation is None:
         if isinstance(event, MessageSubmitted) and event.new_conversation:
             begun = Conversation(
