@@ -6,22 +6,24 @@ See https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/kafka-pro
 
 Rules:
 
-1. Decoding checks the types of all members; unknown members are ignored, and put back when the decoded
-   envelope is encoded again, so an older program in the middle of a chain loses nothing of a newer one's.
-2. An older version of an event is decoded with its upcast (`UPCASTS`), so that readers know one shape only.
-3. A record that cannot be decoded gives `Undecodable`, which names topic, partition, offset and member.
+1. Decoding checks the types of all members; unknown members (at any depth) are ignored, and put back when the
+   decoded envelope is encoded again, so an older program in the middle of a chain loses nothing of a newer one's.
+2. An older version of an event is decoded with its upcast (`UPCASTS`), so that readers know one shape only; it is
+   encoded again as today's.
+3. A record that cannot be decoded gives `Undecodable`, which names topic, partition, offset and member, and nothing
+   else is ever raised, whatever the bytes.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from schemas.events import EVENTS, Event
 
-Headers = Sequence[tuple[str, bytes]]
+Headers = Sequence[tuple[str, bytes | None]]
 
 PREFIX = "turnlog."
 CONTENT_TYPE = b"application/json"
@@ -42,7 +44,7 @@ class Undecodable(Exception):
 
 
 class Envelope(msgspec.Struct, Generic[E_co], frozen=True, kw_only=True):
-    """An event with what CloudEvents says about it. `raw` is the value that it was decoded from, if it was."""
+    """An event with what CloudEvents says about it. `raw` is the value of today's version that it came from, if any."""
 
     event: E_co
     source: str
@@ -74,6 +76,7 @@ _MEMBERS: dict[type[Event], frozenset[str]] = {
     cls: frozenset(field.encode_name for field in msgspec.structs.fields(cls)) for cls in EVENTS
 }
 _ENCODER = msgspec.json.Encoder()
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIELD = re.compile(r"`?\$\.?([\w.\[\]]*)`?|(?:field|member) `(\w+)`")
 
 
@@ -121,59 +124,98 @@ def decode(
         raise bad("ce_type", "header is missing")
     if value is None:
         raise bad("value", "record has no value")
+    cls = _TYPES.get(wire_type)
     try:
-        cls = _TYPES.get(wire_type)
         event = _DECODERS[cls].decode(value) if cls is not None else _upcast(wire_type, value)
-        if event is None:
-            raise bad("ce_type", f"unknown type {wire_type[:100]!r}")
-        return Envelope(
-            event=event,
-            source=named.get("ce_source", b"").decode(),
-            time_ms=_milliseconds(named.get("ce_time")),
-            causation_id=_text(named.get("ce_causationid")),
-            traceparent=_text(named.get("traceparent")),
-            raw=value,
-        )
     except msgspec.ValidationError as error:
         match = _FIELD.search(str(error))
         field = next((group for group in match.groups() if group), "value") if match else "value"
         raise bad(field, str(error)) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise bad("value", str(error)) from error
-    except ValueError as error:
-        raise bad("headers", str(error)) from error
+    if event is None:
+        raise bad("ce_type", f"unknown type {wire_type[:100]!r}")
+    try:
+        return Envelope(
+            event=event,
+            source=_text(named, "ce_source") or "",
+            time_ms=_milliseconds(_text(named, "ce_time")),
+            causation_id=_text(named, "ce_causationid"),
+            traceparent=_text(named, "traceparent"),
+            raw=value if cls is not None else None,
+        )
+    except _BadHeader as error:
+        raise bad(error.name, error.reason) from error
+
+
+class _BadHeader(Exception):
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name = name
+        self.reason = reason
 
 
 def _upcast(wire_type: bytes, value: bytes) -> Event | None:
-    entry = UPCASTS.get(wire_type.decode())
+    entry = UPCASTS.get(wire_type.decode(errors="replace"))
     if entry is None:
         return None
     cls, upcast = entry
-    return msgspec.convert(upcast(msgspec.json.decode(value)), cls)
+    return msgspec.convert(upcast(msgspec.json.decode(value, type=dict[str, Any])), cls)
 
 
 def _with_unknown_members(cls: type[Event], value: bytes, raw: bytes) -> bytes:
-    members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    unknown = {name: member for name, member in members.items() if name not in _MEMBERS[cls]}
-    if not unknown:
+    came = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    if came.keys() == _MEMBERS[cls] and not any(_nests(member) for member in came.values()):
         return value
-    known = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
-    return _ENCODER.encode(known | unknown)
+    return _merged(value, raw.strip())
+
+
+def _merged(known: bytes, came: bytes) -> bytes:
+    """`known`, with the members of `came` that it lacks; lists are merged item by item where they are as long."""
+    first = known[:1] + came[:1]
+    if first == b"{{":
+        today = msgspec.json.decode(known, type=dict[str, msgspec.Raw])
+        before = msgspec.json.decode(came, type=dict[str, msgspec.Raw])
+        members = {name: _merged_raw(member, before.get(name)) for name, member in today.items()}
+        return _ENCODER.encode(members | {name: before[name] for name in before if name not in today})
+    if first == b"[[":
+        items = msgspec.json.decode(known, type=list[msgspec.Raw])
+        others = msgspec.json.decode(came, type=list[msgspec.Raw])
+        if len(items) == len(others):
+            return _ENCODER.encode([_merged_raw(item, other) for item, other in zip(items, others, strict=True)])
+    return known
+
+
+def _merged_raw(known: msgspec.Raw, came: msgspec.Raw | None) -> msgspec.Raw:
+    return known if came is None or not _nests(known) else msgspec.Raw(_merged(bytes(known), bytes(came).strip()))
+
+
+def _nests(member: msgspec.Raw) -> bool:
+    return bytes(member)[:1] in {b"{", b"["}
 
 
 def _rfc3339(time_ms: int) -> str:
-    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{time_ms % 1000:03d}Z"
+    moment = _EPOCH + timedelta(milliseconds=time_ms)
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
-def _milliseconds(header: bytes | None) -> int | None:
-    if header is None:
+def _milliseconds(text: str | None) -> int | None:
+    if text is None:
         return None
-    return round(datetime.fromisoformat(header.decode()).timestamp() * 1000)
+    try:
+        moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return round((moment - _EPOCH) / timedelta(milliseconds=1))
+    except (ValueError, OverflowError) as error:
+        raise _BadHeader("ce_time", str(error)) from error
 
 
-def _text(header: bytes | None) -> str | None:
-    return None if header is None else header.decode()
+def _text(headers: Mapping[str, bytes | None], name: str) -> str | None:
+    header = headers.get(name)
+    try:
+        return None if header is None else header.decode()
+    except UnicodeDecodeError as error:
+        raise _BadHeader(name, str(error)) from error
 
 
 def to_json(value: object) -> bytes:
@@ -196,7 +238,7 @@ def hot_decode(data: bytes) -> Event:
         parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(parts["type"], type=str)
         return decode(bytes(parts["data"]), [("ce_type", kind.encode())]).event
-    except (msgspec.DecodeError, KeyError) as error:
+    except (msgspec.DecodeError, KeyError, RecursionError, ValueError) as error:
         raise Undecodable(topic="", partition=-1, offset=-1, field="value", reason=str(error)) from error
 
 
