@@ -4,8 +4,9 @@ Rules of the plain loop (`Step`):
 
 1. Records of one partition arrive in order; a record may come again after a restart, a rebalance or a rewind.
 2. A step says through `settled` how far its effects are durable; only that is committed, never more.
-3. `Busy` from `submit` pauses the partition (with hysteresis); the same records are submitted again later.
-4. A record that cannot be decoded goes to the dead letters of its topic; when too many do, the loop stops.
+3. `Busy` from `submit` holds the batch back (with hysteresis); the same records are submitted again later.
+4. A record that cannot be decoded, or that the step refuses with `Undecodable`, goes to the dead letters of its
+   topic; when too many do, the loop stops.
 5. `Rewind` from any call makes the loop seek back and submit again from there.
 
 Rules of the transactional loop (`TransactionalStep`):
@@ -16,9 +17,15 @@ Rules of the transactional loop (`TransactionalStep`):
    `committed`; after an abort the stage is dropped and the same records are decided again.
 3. On assignment the state is restored from the state topic before the first record is decided.
 4. A fenced writer is fatal: the process exits and its supervisor starts it anew.
+5. A decision with nothing but `staged` needs no transaction: it is taken over at once, and its offsets are committed
+   with the next transaction or within a second. After a crash in between its records are decided again.
+6. Two clocks are handed in. `now_ms` is the wall clock, for deadlines that people see. `flow_ms` is for leases: it
+   counts from 0 in each process, goes on by at most 500 ms a turn, and stands still while the log cannot be reached
+   and for a settle time after that. So what is silent only because the log was away does not look dead. Values of
+   it are comparable within one process only: never write them into the log.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -62,6 +69,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     partition: int | None = None
     cause: Envelope[Event] | None = None
     """Whose trace it continues and whose id becomes `ce_causationid`."""
+    traceparent: str | None = None
+    """The trace to continue where there is no cause (say, a caller's). Neither given: a new trace begins."""
 
 
 class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +102,13 @@ class Step(Protocol):
         """These are ours no more (also in the middle of a batch)."""
 
     def submit(self, batch: Sequence[Arrived], now_ms: int) -> None:
-        """Take these records, in order. Raises `Busy` (nothing of the batch was taken) or `Rewind`."""
+        """Take these records: in order per partition, all or none of them.
+
+        Raises:
+            Busy: the step is full; nothing of the batch was taken.
+            Undecodable: this record (by topic, partition and offset) can never be taken; nothing of the batch was.
+            Rewind: see there.
+        """
 
     def poll(self, now_ms: int) -> None:
         """Called in each turn of the loop, also when nothing arrives: flush by time, look after effects."""
@@ -127,10 +142,13 @@ NOTHING = Decision()
 class TransactionalStep(Protocol):
     """What the transactional loop drives; see the rules above. Called from one thread."""
 
-    def restore(self, number: int, records: Iterable[Record], now_ms: int) -> None:
-        """The state topic's records of a partition number, oldest first; may contain tombstones."""
+    def restore(self, number: int, records: Iterable[Record], now_ms: int, flow_ms: int) -> None:
+        """The state topic's records of a partition number, oldest first; may contain tombstones.
 
-    def decide(self, number: int, batch: Sequence[Arrived], now_ms: int) -> Decision:
+        Replaces whatever was known of the number.
+        """
+
+    def decide(self, number: int, batch: Sequence[Arrived], now_ms: int, flow_ms: int) -> Decision:
         """Decide about these records (none: time has passed). Must not change the step's state."""
 
     def committed(self, number: int, decision: Decision) -> None:
@@ -146,11 +164,27 @@ class TransactionalStep(Protocol):
 class Writer(Protocol):
     """The plain writer: idempotent, ordered per partition, every failure reaches the caller."""
 
-    def append(self, output: Output) -> "Appended":
-        """Begin to write; returns at once. Raises `LogFull` when the local queue is full."""
+    def append(self, output: Output, on_error: "Callable[[NotAppended], None] | None" = None) -> "Appended":
+        """Begin to write; returns at once.
+
+        Args:
+            output: what to write.
+            on_error: called once if it fails, for writers that do not wait for each record. It runs on the writer's
+                own thread (in a writer that belongs to an event loop: in the loop), and must be short.
+
+        Raises:
+            LogFull: the local queue is full.
+        """
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until everything appended is acknowledged. Raises `NotAppended`."""
+        """Wait until everything appended is acknowledged.
+
+        Raises:
+            NotAppended: something appended since the last flush failed, or the time is over.
+        """
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Flush and close; raises as `flush`."""
 
 
 class Place(NamedTuple):
@@ -164,11 +198,14 @@ class Place(NamedTuple):
 class Appended(Protocol):
     """An append in flight."""
 
+    def done(self) -> bool:
+        """Whether it is decided: acknowledged or failed."""
+
     def result(self, timeout_s: float | None = None) -> Place:
         """Wait for the acknowledgement (`acks=all`). Raises `NotAppended`, or `TimeoutError`."""
 
-    def __await__(self) -> Any:
-        """The same from asyncio."""
+    def __await__(self) -> Generator[Any, None, Place]:
+        """The same from asyncio. Raises `NotAppended`."""
 
 
 class LogError(Exception):
