@@ -160,7 +160,12 @@ def _upcast(wire_type: bytes, value: bytes) -> Event | None:
     if entry is None:
         return None
     cls, upcast = entry
-    return msgspec.convert(upcast(msgspec.json.decode(value, type=dict[str, Any])), cls)
+    members = msgspec.json.decode(value, type=dict[str, Any])
+    try:
+        today = upcast(members)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not the older version that it says it is: {error!r}") from error
+    return msgspec.convert(today, cls)
 
 
 def _with_unknown_members(cls: type[Event], value: bytes, raw: bytes) -> bytes:

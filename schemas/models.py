@@ -69,7 +69,7 @@ def parse_models(text: str) -> tuple[Model, ...]:
     """
     try:
         models = msgspec.json.decode(text, type=tuple[Model, ...])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         raise ValueError(f"TURNLOG_MODELS: {error}") from error
     if not models or len({model.name for model in models}) != len(models):
         raise ValueError("TURNLOG_MODELS: at least one model, each name once")

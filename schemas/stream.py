@@ -81,10 +81,10 @@ def parse_frame(data: bytes) -> tuple[int, AnyStreamEvent]:
     try:
         first, second, third = data.rstrip(b"\n").split(b"\n")
         cls = _CLASSES[second.removeprefix(b"event: ")]
-        members = msgspec.json.decode(third.removeprefix(b"data: "))
+        members = msgspec.json.decode(third.removeprefix(b"data: "), type=dict[str, Any])
         event: AnyStreamEvent = msgspec.convert(members | {"type": _NAMES[cls].decode()}, cls)
         return int(first.removeprefix(b"id: ")), event
-    except (KeyError, ValueError, msgspec.MsgspecError) as error:
+    except (KeyError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise ValueError(f"not a frame: {data[:80]!r}") from error
 
 
