@@ -1,0 +1,165 @@
+"""What a generation tells the log besides its pieces: that it started, that it ended, that it is over."""
+
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from inference_workers.assignments import EndUnstarted, Taken
+from inference_workers.outcomes import Ending, HandBack, Outcome
+from schemas.events import Event, GenerationEnded, GenerationFinished, GenerationStarted
+from schemas.ids import text_digest
+from schemas.values import Timings, Usage
+from streams.log.steps import LogFull, NotAppended, Output, Writer
+from streams.log.trace import trace_id
+
+logger = structlog.get_logger("inference_workers")
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where generations run: the worker and its lease."""
+
+    pool: str
+    inbox: int
+    epoch: int
+    instance: str
+    model: str
+
+
+class Journal:
+    """Writes what a generation tells the log besides its pieces."""
+
+    def __init__(self, writer: Writer, place: Place, now_ms: Callable[[], int]) -> None:
+        self._writer = writer
+        self._place = place
+        self.now_ms = now_ms
+
+    def started(self, taken: Taken) -> None:
+        """Raises `LogFull`."""
+        request = taken.request
+        self._append(
+            taken,
+            GenerationStarted(
+                reply_id=request.reply_id,
+                conversation_id=request.conversation_id,
+                generation_id=request.generation_id,
+                attempt=request.attempt,
+                model=self._place.model,
+                worker=self._place.instance,
+                started_at_ms=self.now_ms(),
+            ),
+        )
+
+    async def ended(self, taken: Taken, event: GenerationEnded, queued_ms: int) -> bool:
+        """Write the end, and once it is acknowledged that the generation is finished; False: it did not get there."""
+        try:
+            await self._writer.append(Output(event=event, cause=taken.envelope))
+        except (LogFull, NotAppended):
+            self.handed_back(taken)
+            return False
+        self._finished(taken, event, queued_ms)
+        return True
+
+    def handed_back(self, taken: Taken) -> None:
+        """The generation is not ended, and not run here any more. Best effort: the lease covers its loss."""
+        self._finished(taken, None, 0)
+
+    def _finished(self, taken: Taken, end: GenerationEnded | None, queued_ms: int) -> None:
+        request = taken.request
+        event = GenerationFinished(
+            pool=self._place.pool,
+            inbox=self._place.inbox,
+            epoch=self._place.epoch,
+            reply_id=request.reply_id,
+            generation_id=request.generation_id,
+            attempt=request.attempt,
+            status=None if end is None else end.status,
+            returned=end is None,
+            queued_ms=queued_ms,
+            usage=None if end is None else end.usage,
+        )
+        try:
+            self._append(taken, event)
+        except LogFull:
+            logger.warning("finished_not_told", generation_id=request.generation_id, reply_id=request.reply_id)
+
+    def _append(self, taken: Taken, event: Event) -> None:
+        self._writer.append(Output(event=event, cause=taken.envelope))
+
+
+async def end_unstarted(journal: Journal, action: EndUnstarted) -> None:
+    """Open and close a generation that never ran."""
+    taken = action.taken
+    outcome = Ending("cancelled" if action.cancelled else "failed", action.error)
+    usage = Usage(input_tokens=0, output_tokens=0)
+    waited_ms = since(taken.request.submitted_at_ms, journal.now_ms())
+    event = end_event(
+        taken,
+        outcome,
+        seq=1,
+        usage=usage,
+        text_bytes=0,
+        digest=text_digest(""),
+        timings=Timings(queued_ms=waited_ms, first_token_ms=None, total_ms=waited_ms),
+        now_ms=journal.now_ms(),
+    )
+    try:
+        journal.started(taken)
+    except LogFull:
+        journal.handed_back(taken)
+        return
+    await journal.ended(taken, event, waited_ms)
+    report(taken, outcome, usage, 0)
+
+
+def end_event(
+    taken: Taken,
+    ending: Ending,
+    *,
+    seq: int,
+    usage: Usage,
+    text_bytes: int,
+    digest: str,
+    timings: Timings,
+    now_ms: int,
+) -> GenerationEnded:
+    """The end of a generation as the log gets it."""
+    request = taken.request
+    return GenerationEnded(
+        reply_id=request.reply_id,
+        conversation_id=request.conversation_id,
+        generation_id=request.generation_id,
+        attempt=request.attempt,
+        seq=seq,
+        status=ending.status,
+        ended_at_ms=now_ms,
+        usage=usage,
+        text_bytes=text_bytes,
+        text_digest=digest,
+        timings=timings,
+        error=ending.error,
+    )
+
+
+def since(start_ms: int, now_ms: int) -> int:
+    """Milliseconds between two wall-clock times of perhaps different machines, never negative."""
+    return max(0, now_ms - start_ms)
+
+
+def report(taken: Taken, outcome: Outcome, usage: Usage, pieces: int) -> None:
+    """One log line for each generation."""
+    request = taken.request
+    logger.info(
+        "generation_over",
+        outcome=outcome.status if isinstance(outcome, Ending) else outcome.because,
+        handed_back=isinstance(outcome, HandBack),
+        reply_id=request.reply_id,
+        conversation_id=request.conversation_id,
+        generation_id=request.generation_id,
+        attempt=request.attempt,
+        input_tokens=usage.input_tokens,
+        cached_input_tokens=usage.cached_input_tokens,
+        output_tokens=usage.output_tokens,
+        pieces=pieces,
+        trace_id=trace_id(taken.envelope.traceparent),
+    )

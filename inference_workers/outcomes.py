@@ -1,0 +1,95 @@
+"""How a generation's end is told: from what happened in the engine to the status that the log gets."""
+
+from typing import Literal
+
+import msgspec
+
+from inference_workers.assignments import DEADLINE, StopReason
+from inference_workers.engine import (
+    ContextTooLong,
+    EngineDead,
+    EngineError,
+    EngineOverloaded,
+    Finish,
+    InvalidRequest,
+)
+from schemas.values import EndStatus, Failure
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """The reply ends here, with this status."""
+
+    status: EndStatus
+    error: Failure | None = None
+
+
+class HandBack(msgspec.Struct, frozen=True):
+    """No end: dispatch gives the reply to another worker."""
+
+    because: str
+
+
+class Silence(msgspec.Struct, frozen=True):
+    """Nothing is written: the generation is not this worker's any more."""
+
+    because: str
+
+
+Outcome = Ending | HandBack | Silence
+
+STALLED = Failure(code="engine_stalled", detail="the engine gave no token for too long")
+
+_FINISHED: dict[Finish, EndStatus] = {"stop": "completed", "length": "length"}
+
+
+def finished(finish: Finish) -> Outcome:
+    """The engine came to an end of its own."""
+    return Ending(_FINISHED[finish])
+
+
+def stopped(reason: StopReason) -> Outcome:
+    """The worker stopped it."""
+    match reason:
+        case "cancelled":
+            return Ending("cancelled")
+        case "deadline":
+            return Ending("failed", DEADLINE)
+        case "stalled":
+            return Ending("failed", STALLED)
+        case "undeliverable" | "handed_back":
+            return HandBack(reason)
+        case "revoked" | "superseded":
+            return Silence(reason)
+
+
+def broke(error: EngineError) -> Outcome:
+    """The engine raised an error."""
+    match error:
+        case ContextTooLong():
+            return Ending("refused", Failure(code="context_too_long", detail=str(error)))
+        case InvalidRequest():
+            return Ending("refused", Failure(code="invalid_request", detail=str(error)))
+        case EngineOverloaded():
+            return HandBack("engine_overloaded")
+        case EngineDead():
+            return HandBack("engine_dead")
+        case _:
+            return Ending("failed", Failure(code="engine_error", detail=str(error)))
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long an engine may be silent before its generation counts as stalled, in seconds."""
+
+    first_token_s: float
+    token_s: float
+
+
+def is_stalled(patience: Patience, *, began_s: float, last_token_s: float | None, now_s: float) -> bool:
+    """Whether a generation has been silent for too long. Times are one monotonic clock's seconds."""
+    if last_token_s is None:
+        return now_s - began_s > patience.first_token_s
+    return now_s - last_token_s > patience.token_s
+
+
+Health = Literal["well", "dead", "stuck"]
+"""Of an engine. `stuck`: it does not give up a slot that it was told to; replace it after a drain."""
