@@ -1,4 +1,4 @@
-"""Serves ClickHouse from its shared library: ``python -m infra.clickhouse_child LIBRARY DIR HTTP TCP``.
+"""Serves ClickHouse from its shared library: ``python -m infra.clickhouse_child LIBRARY CONFIG DIR HTTP TCP``.
 
 A process of its own, because the call blocks while the server runs and a crash of the engine must
 not take anything else along. The library has no "serve" entry: a query that opens the listeners
@@ -21,10 +21,11 @@ FOREVER = (
 )
 
 
-def arguments(data_folder: str, http_port: str, tcp_port: str) -> list[str]:
+def arguments(settings: str, data_folder: str, http_port: str, tcp_port: str) -> list[str]:
     """The command line that the engine is given."""
     return [
         "clickhouse",
+        f"--config-file={settings}",
         f"--path={data_folder}",
         "--listen_host=127.0.0.1",
         f"--http_port={http_port}",
@@ -35,12 +36,12 @@ def arguments(data_folder: str, http_port: str, tcp_port: str) -> list[str]:
 
 def main() -> None:
     """Serve until a signal ends the process."""
-    library_path, data_folder, http_port, tcp_port = sys.argv[1:]
+    library_path, settings, data_folder, http_port, tcp_port = sys.argv[1:]
     library = ctypes.CDLL(library_path)
     # The engine has no graceful stop from outside; its data survives any kill, so leave at once.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    line = [part.encode() for part in arguments(data_folder, http_port, tcp_port)]
+    line = [part.encode() for part in arguments(settings, data_folder, http_port, tcp_port)]
     argv = (ctypes.c_char_p * len(line))(*line)
     serve = library.query_stable_v2
     serve.restype = ctypes.c_void_p

@@ -19,7 +19,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from infra.cache import CHUNK_BYTES, obtain, verify
+from infra.cache import CHUNK_BYTES, is_complete, obtain, verify
 from infra.errors import ComponentUnavailable
 from infra.progress import Tell, Transfer
 
@@ -43,6 +43,11 @@ class LockedPackage:
         """The same digest in hexadecimal."""
         return base64.b64decode(self.integrity.removeprefix("sha512-")).hex()
 
+    @property
+    def component(self) -> str:
+        """Name in the cache."""
+        return f"clickhouse-{self.version}-{self.sha512_hex[:12]}"
+
 
 def read_lock() -> LockedPackage:
     """The committed package."""
@@ -55,6 +60,11 @@ def parse_lock(text: str) -> LockedPackage:
     return LockedPackage(*line.split())
 
 
+def is_fetched() -> bool:
+    """Whether the cache holds the library."""
+    return is_complete(read_lock().component)
+
+
 def library(tell: Tell) -> Path:
     """Path of the shared library, downloading it when the cache lacks it. Raises ComponentUnavailable."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
@@ -64,7 +74,7 @@ def library(tell: Tell) -> Path:
         )
     package = read_lock()
     folder = obtain(
-        f"clickhouse-{package.version}-{package.sha512_hex[:12]}",
+        package.component,
         lambda into: _fill(into, package, tell),
         needs_bytes=LIBRARY_BYTES + 2 * TARBALL_BYTES,
     )
@@ -155,8 +165,8 @@ def npm_command() -> list[str]:
 
 def _watch(folder: Path, transfer: Transfer, finished: threading.Event) -> None:
     while not finished.wait(WATCH_EVERY_S):
-        sizes = (_size(path) for path in folder.rglob("*"))
-        transfer.reached(sum(sizes))
+        # npm keeps the tarball in its cache first and then copies it: the largest file tells how far it is.
+        transfer.reached(max((_size(path) for path in folder.rglob("*")), default=0))
 
 
 def _size(path: Path) -> int:

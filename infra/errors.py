@@ -1,11 +1,11 @@
 """What can go wrong in the local stack, as sentences for the person at the terminal.
 
-    StackError                 something is wrong and the message says what to do: exit code 1
-    ├── ComponentUnavailable   a download, a package or a system library is missing or broken
-    ├── DataFolderUnusable     the data folder cannot be read, written or is in use
-    ├── PortTaken              somebody else listens where a part should
-    ├── PartFailed             a part did not become ready in time
-    └── ProvisioningRefused    what is there contradicts what is declared
+StackError                 something is wrong and the message says what to do: exit code 1
+├── ComponentUnavailable   a download, a package or a system library is missing or broken
+├── DataFolderUnusable     the data folder cannot be read, written or is in use
+├── PortTaken              somebody else listens where a part should
+├── PartFailed             a part did not become ready in time
+└── ProvisioningRefused    what is there contradicts what is declared
 """
 
 

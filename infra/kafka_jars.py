@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from infra.cache import obtain, verify
+from infra.cache import is_complete, obtain, verify
 from infra.errors import ComponentUnavailable
 from infra.progress import Tell, Transfer
 
@@ -61,6 +61,11 @@ def component_name(jars: tuple[LockedJar, ...]) -> str:
     """Name in the cache; another lock is another component."""
     fingerprint = hashlib.sha256("\n".join(f"{jar.filename} {jar.sha256}" for jar in jars).encode()).hexdigest()
     return f"kafka-{VERSION}-{fingerprint[:12]}"
+
+
+def is_fetched() -> bool:
+    """Whether the cache holds the whole closure."""
+    return is_complete(component_name(read_lock()))
 
 
 def class_path(tell: Tell) -> str:

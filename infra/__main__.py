@@ -1,0 +1,5 @@
+"""`python -m infra` is `turnlog`."""
+
+from infra.cli import main
+
+main()

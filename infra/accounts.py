@@ -1,0 +1,37 @@
+"""Accounts and keys, as events: an operator's command appends them, every API process folds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from infra.data_folder import DemoAccount, key_hash, key_id
+from schemas.events import AccountOpened, Event, KeyIssued, KeyRevoked
+from schemas.values import Tier
+
+
+def open_account(account_id: str, name: str, tier: Tier, now_ms: int) -> AccountOpened:
+    """An account that exists from now on."""
+    return AccountOpened(account_id=account_id, name=name, tier=tier, opened_at_ms=now_ms)
+
+
+def issue_key(account_id: str, key: str, now_ms: int) -> KeyIssued:
+    """A key that opens the account from now on; the event holds its hash only."""
+    return KeyIssued(account_id=account_id, key_id=key_id(key), key_hash=key_hash(key), issued_at_ms=now_ms)
+
+
+def revoke_key(account_id: str, revoked: str, now_ms: int) -> KeyRevoked:
+    """A key, by its id, that opens nothing from now on."""
+    return KeyRevoked(account_id=account_id, key_id=revoked, revoked_at_ms=now_ms)
+
+
+def demo_events(demo: DemoAccount) -> Sequence[Event]:
+    """The demo account of a local deployment. The same every time, so appending it again changes nothing."""
+    return (
+        open_account(demo.account_id, "Demo", "paid", demo.created_at_ms),
+        KeyIssued(
+            account_id=demo.account_id,
+            key_id=demo.key_id,
+            key_hash=key_hash(demo.key),
+            issued_at_ms=demo.created_at_ms,
+        ),
+    )

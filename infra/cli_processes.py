@@ -1,0 +1,55 @@
+"""`turnlog api`, `streams`, `worker`, `projections`: one process in the foreground, for containers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from infra.processes import PROJECTION_ROLES, STREAM_ROLES
+
+Check = Annotated[bool, typer.Option("--check", help="Validate the settings and exit.")]
+Role = Annotated[str | None, typer.Argument(help="Which one.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command()(api)
+    app.command()(streams)
+    app.command()(worker)
+    app.command()(projections)
+
+
+def api(check: Check = False) -> None:
+    """The HTTP API."""
+    _become("api", (), check=check)
+
+
+def streams(role: Role = None, check: Check = False) -> None:
+    """One of the stream processes: turns, dispatch, settlement or demand."""
+    _become("streams", (_known(role, STREAM_ROLES),), check=check)
+
+
+def worker(check: Check = False) -> None:
+    """A worker with its engine (TURNLOG_ENGINE)."""
+    _become("inference_workers", (), check=check)
+
+
+def projections(role: Role = None, check: Check = False) -> None:
+    """One of the projections: buffer or views."""
+    _become("projections", (_known(role, PROJECTION_ROLES),), check=check)
+
+
+def _known(role: str | None, roles: tuple[str, ...]) -> str:
+    if role not in roles:
+        raise typer.BadParameter(f"say which one: {', '.join(roles)}.")
+    return role
+
+
+def _become(module: str, arguments: tuple[str, ...], *, check: bool) -> None:
+    """Replace this process, so that signals and the exit code are the process's own."""
+    sys.stdout.flush()
+    flags = ("--check",) if check else ()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments, *flags])  # noqa: S606 - our own modules

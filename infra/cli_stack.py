@@ -1,0 +1,271 @@
+"""`turnlog up`, `down`, `status`, `logs`, and `fetch`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from infra import leftovers
+from infra.cli_options import AsJson, Data, settings_from
+from infra.data_folder import DataFolder, already_running
+from infra.errors import DataFolderUnusable, StackError
+from infra.report import Event, as_json, as_text
+from infra.settings import StackSettings
+
+POLL_S = 0.05
+DOWN_TIMEOUT_S = 90.0
+SHOWN_LINES = 200
+
+Port = Annotated[int | None, typer.Option(help="Port of the HTTP API; 0 is any free one. [default: 8080]")]
+EngineName = Annotated[str | None, typer.Option(help="llama_cpp, scripted or simulated. [default: llama_cpp]")]
+Workers = Annotated[int | None, typer.Option(help="Number of workers. [default: 1]")]
+Apis = Annotated[int | None, typer.Option("--api", help="API processes, each on a port of its own. [default: 1]")]
+Streams = Annotated[int | None, typer.Option(help="Instances of turns and of dispatch. [default: 1]")]
+Detach = Annotated[bool, typer.Option("--detach", help="Return when everything is ready.")]
+ServersOnly = Annotated[bool, typer.Option("--servers-only", help="Start Kafka, Redis and ClickHouse only.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written next.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command()(up)
+    app.command()(down)
+    app.command()(status)
+    app.command()(logs)
+    app.command()(fetch)
+
+
+def up(
+    data: Data = None,
+    port: Port = None,
+    engine: EngineName = None,
+    workers: Workers = None,
+    api: Apis = None,
+    streams: Streams = None,
+    detach: Detach = False,
+    servers_only: ServersOnly = False,
+    as_json_lines: AsJson = False,
+) -> None:
+    """Start what is missing of the local stack and Turnlog's processes; stay until Ctrl-C.
+
+    Servers named by TURNLOG_KAFKA_BOOTSTRAP, TURNLOG_REDIS_URL or TURNLOG_CLICKHOUSE_URL are used
+    instead of started. A part that dies is restarted.
+    """
+    chosen = {
+        "data": data,
+        "api_port": port,
+        "engine": engine,
+        "workers": workers,
+        "api_processes": api,
+        "streams": streams,
+    }
+    settings = settings_from(StackSettings, chosen)
+    if detach:
+        sys.exit(_detached(settings, servers_only=servers_only, json_lines=as_json_lines))
+    from infra.stack import Plan, run_stack
+
+    sys.exit(asyncio.run(run_stack(Plan(settings, processes=not servers_only), _reporter(json_lines=as_json_lines))))
+
+
+def down(data: Data = None, as_json: AsJson = False) -> None:
+    """Stop the local stack on a data folder. The data stays. Nothing to stop is no failure."""
+    folder = _folder(data)
+    pid = folder.supervisor_pid()
+    if pid is not None:
+        os.kill(pid, signal.SIGTERM)
+        _wait_until(lambda: folder.supervisor_pid() is None, f"process {pid} did not stop", DOWN_TIMEOUT_S)
+    left = leftovers.end(folder.path)
+    stopped = pid is not None or left > 0
+    if as_json:
+        typer.echo(json.dumps({"stopped": stopped}))
+    else:
+        typer.echo("Stopped." if stopped else f"Nothing runs on {folder.path}.")
+
+
+def status(data: Data = None, as_json: AsJson = False) -> None:
+    """Each part with its pid, health and lag. Exit code 1 when the stack does not run."""
+    folder = _folder(data)
+    snapshot = _snapshot(folder) if folder.supervisor_pid() is not None else None
+    parts = snapshot["parts"] if snapshot else []
+    if as_json:
+        members = ("name", "kind", "pid", "state", "address", "lag", "detail", "restarts")
+        typer.echo(json.dumps({"parts": [{member: part.get(member) for member in members} for part in parts]}))
+    elif snapshot is None:
+        typer.echo(f"Nothing runs on {folder.path}.")
+    else:
+        for part in parts:
+            lag = "-" if part["lag"] is None else part["lag"]
+            typer.echo(
+                f"{part['name']:<22}{part['state']:<12}pid {part['pid'] or '-':<9}lag {lag:<8}"
+                f"{_resident(part['pid']):>8}  {part['address'] or ''}  {part['detail']}".rstrip()
+            )
+        typer.echo(f"\nURL  {snapshot['url']}")
+    if not parts:
+        sys.exit(1)
+
+
+def logs(
+    part: Annotated[str | None, typer.Argument(help="A part's name, as `turnlog status` shows it.")] = None,
+    data: Data = None,
+    follow: Follow = False,
+) -> None:
+    """The last lines of a part's log, or of all parts'."""
+    folder = _folder(data)
+    paths = sorted(folder.logs.glob("*.log")) if folder.logs.is_dir() else []
+    chosen = [path for path in paths if part is None or path.stem == part]
+    if not chosen:
+        known = ", ".join(path.stem for path in paths) or "none yet"
+        raise StackError(f"There is no log of {part or 'any part'} in {folder.logs} (logs: {known}).")
+    label = len(chosen) > 1
+    positions = {}
+    for path in chosen:
+        content = path.read_bytes()
+        positions[path] = len(content)
+        for line in content[-256 * 1024 :].decode(errors="replace").splitlines()[-SHOWN_LINES:]:
+            typer.echo(f"{path.stem}: {line}" if label else line)
+    if follow:
+        _follow(positions, label=label)
+
+
+def fetch(as_json: AsJson = False) -> None:
+    """Download what the local stack needs (Kafka, ClickHouse), so that `up` starts without waiting."""
+    from infra.fetch import fetch as fetch_components
+
+    settings = settings_from(StackSettings, {})
+
+    def tell(line: str) -> None:
+        typer.echo(json.dumps({"event": "progress", "detail": line}) if as_json else line)
+        sys.stdout.flush()
+
+    fetch_components(settings, tell)
+    if as_json:
+        typer.echo(json.dumps({"event": "done"}))
+
+
+def _folder(data: Path | None) -> DataFolder:
+    return DataFolder(settings_from(StackSettings, {"data": data}).data.absolute())
+
+
+def _snapshot(folder: DataFolder) -> dict[str, Any] | None:
+    from infra.stack import read_snapshot
+
+    return read_snapshot(folder.snapshot)
+
+
+def _reporter(*, json_lines: bool) -> Callable[[Event], None]:
+    def report(event: Event) -> None:
+        line = as_json(event) if json_lines else as_text(event)
+        if line is not None:
+            typer.echo(line, err=False)
+            sys.stdout.flush()
+
+    return report
+
+
+def _detached(settings: StackSettings, *, servers_only: bool, json_lines: bool) -> int:
+    """Start `up` in a session of its own and relay what it says until it is ready or has failed."""
+    folder = DataFolder(settings.data.absolute())
+    folder.prepare()
+    if (pid := folder.supervisor_pid()) is not None:
+        raise DataFolderUnusable(already_running(folder.path, pid))
+    log = folder.log("supervisor")
+    options = {
+        "--data": folder.path,
+        "--port": settings.api_port,
+        "--engine": settings.engine,
+        "--workers": settings.workers,
+        "--api": settings.api_processes,
+        "--streams": settings.streams,
+    }
+    words = [word for option, value in options.items() for word in (option, str(value))]
+    flags = ["--json", *(["--servers-only"] if servers_only else [])]
+    with log.open("ab") as output:
+        start = output.tell()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "infra", "up", *words, *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    for line in _lines(log, start, lambda: child.poll() is None):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            typer.echo(line, err=True)
+            continue
+        if json_lines:
+            typer.echo(line)
+        elif (text := _relayed(event)) is not None:
+            typer.echo(text)
+        if event.get("event") in ("ready", "failed"):
+            return 0 if event["event"] == "ready" else 1
+    raise StackError(f"The supervisor ended before the stack was ready; see {log}.")
+
+
+def _relayed(event: dict[str, Any]) -> str | None:
+    """The line for a person of an event that another process wrote as JSON."""
+    from infra.report import from_object
+
+    return as_text(from_object(event))
+
+
+def _lines(path: Path, start: int, alive: Callable[[], bool]) -> Iterator[str]:
+    """Whole lines written to a file after ``start``, while the writer lives."""
+    with path.open("rb") as stream:
+        stream.seek(start)
+        pending = b""
+        while True:
+            was_alive = alive()
+            chunk = stream.read()
+            pending += chunk
+            *whole, pending = pending.split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+            if not chunk:
+                if not was_alive:
+                    return
+                time.sleep(POLL_S)
+
+
+def _follow(positions: dict[Path, int], *, label: bool) -> None:
+    try:
+        while True:
+            for path, position in positions.items():
+                with path.open("rb") as stream:
+                    stream.seek(position)
+                    content = stream.read()
+                positions[path] = position + len(content)
+                for line in content.decode(errors="replace").splitlines():
+                    typer.echo(f"{path.stem}: {line}" if label else line)
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        return
+
+
+def _resident(pid: int | None) -> str:
+    if pid is None:
+        return ""
+    try:
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        return f"{sum(process.memory_info().rss for process in family) / 2**20:.0f} MB"
+    except psutil.Error:
+        return ""
+
+
+def _wait_until(condition: Callable[[], bool], sentence: str, within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise StackError(f"{sentence} within {within_s:.0f} s.")
+        time.sleep(POLL_S)

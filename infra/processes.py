@@ -1,0 +1,93 @@
+"""Turnlog's own processes as parts of the local stack."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from infra.data_folder import DataFolder
+from infra.parts import Kind, Part, Probe, Stage
+from infra.probes import both, http_answers, status_file
+
+STREAM_ROLES = ("turns", "dispatch", "settlement", "demand")
+PROJECTION_ROLES = ("buffer", "views")
+MODEL_START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How many of each process run; ``streams`` counts turns and dispatch, which share work by partition."""
+
+    streams: int
+    workers: int
+    api: int
+
+
+def process_parts(
+    folder: DataFolder, replicas: Replicas, env: Mapping[str, str], host: str, api_port: int
+) -> list[Part]:
+    """All of Turnlog's processes, api last. API process n listens on ``api_port + n``."""
+    counts = {"turns": replicas.streams, "dispatch": replicas.streams}
+    streams = [
+        _part(folder, f"streams-{role}-{number}", "streams", ("streams", role), env)
+        for role in STREAM_ROLES
+        for number in range(counts.get(role, 1))
+    ]
+    projections = [
+        _part(folder, f"projections-{role}-0", "projections", ("projections", role), env) for role in PROJECTION_ROLES
+    ]
+    workers = [
+        _part(folder, f"worker-{number}", "worker", ("inference_workers",), env) for number in range(replicas.workers)
+    ]
+    front = [_api(folder, number, env, host, api_port + number) for number in range(replicas.api)]
+    return [*streams, *projections, *workers, *front]
+
+
+STAGES: Mapping[Kind, Stage] = {"streams": Stage.READERS, "projections": Stage.READERS, "worker": Stage.WORKERS}
+
+
+def _part(folder: DataFolder, name: str, kind: Kind, module: tuple[str, ...], env: Mapping[str, str]) -> Part:
+    status = folder.run / f"{name}.status.json"
+    replica = name.rpartition("-")[2]
+    return Part(
+        name=name,
+        kind=kind,
+        stage=STAGES[kind],
+        command=(sys.executable, "-m", *module),
+        log=folder.log(name),
+        probe=status_file(status),
+        env={**env, "TURNLOG_REPLICA": replica, "TURNLOG_STATUS_FILE": str(status)},
+        status_file=status,
+        start_timeout_s=MODEL_START_TIMEOUT_S if kind == "worker" else START_TIMEOUT_S,
+    )
+
+
+def _api(folder: DataFolder, number: int, env: Mapping[str, str], host: str, port: int) -> Part:
+    name = f"api-{number}"
+    status = folder.run / f"{name}.status.json"
+    probe: Probe = both(status_file(status), http_answers(probe_host(host), port, "/readyz"))
+    return Part(
+        name=name,
+        kind="api",
+        stage=Stage.FRONT,
+        command=(sys.executable, "-m", "api"),
+        log=folder.log(name),
+        probe=probe,
+        address=f"http://{probe_host(host)}:{port}",
+        env={
+            **env,
+            "TURNLOG_REPLICA": str(number),
+            "TURNLOG_STATUS_FILE": str(status),
+            "TURNLOG_API_HOST": host,
+            "TURNLOG_API_PORT": str(port),
+        },
+        status_file=status,
+        start_timeout_s=START_TIMEOUT_S,
+    )
+
+
+def probe_host(host: str) -> str:
+    """Where to reach a server that listens on ``host``."""
+    return "127.0.0.1" if host in {"0.0.0.0", "::"} else host  # noqa: S104 - compared, not bound

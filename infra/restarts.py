@@ -1,0 +1,48 @@
+"""When to start a part again after it died. Pure.
+
+The first death after a healthy life is answered at once: every second counts for the messages that
+wait. Only a part that dies again and again soon after its start waits longer each time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEALTHY_LIFE_S = 10.0
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 15.0
+QUICK_DEATHS_BEFORE_GIVING_UP = 4
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How a part has died so far: deaths soon after the start, in a row, and all restarts."""
+
+    quick_deaths: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Start again after ``delay_s``; ``hopeless`` when a part that never became ready keeps dying."""
+
+    restarts: Restarts
+    delay_s: float
+    hopeless: bool
+
+
+def after_death(restarts: Restarts, *, lived_s: float, was_ever_ready: bool) -> Decision:
+    """What to do about a part that lived ``lived_s`` seconds and died."""
+    quick = 0 if lived_s >= HEALTHY_LIFE_S else restarts.quick_deaths + 1
+    return Decision(
+        restarts=Restarts(quick_deaths=quick, total=restarts.total + 1),
+        delay_s=backoff_s(quick),
+        hopeless=not was_ever_ready and quick >= QUICK_DEATHS_BEFORE_GIVING_UP,
+    )
+
+
+def backoff_s(quick_deaths: int) -> float:
+    """Seconds to wait: none after the first death, then doubling from half a second up to 15."""
+    if quick_deaths <= 1:
+        return 0.0
+    return float(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (quick_deaths - 2)))

@@ -1,0 +1,86 @@
+"""Settings of the local stack and the command line, from TURNLOG_… variables and a `.env` file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Engine = Literal["llama_cpp", "scripted", "simulated", "openai_compatible", "tensorrt_llm"]
+
+
+def load_env_file(path: Path = Path(".env")) -> None:
+    """Put the variables of a `.env` file into the environment, where they are not set already.
+
+    Done once by the command line, so that every process that it starts sees the same settings.
+    """
+    if not path.is_file():
+        return
+    from dotenv import dotenv_values
+
+    for name, value in dotenv_values(path).items():
+        if value is not None:
+            os.environ.setdefault(name, value)
+
+
+class StackSettings(BaseSettings):
+    """What `turnlog up` starts, and where. Ports of 0 mean: any free one, the same as last time if it can be."""
+
+    model_config = SettingsConfigDict(env_prefix="TURNLOG_", frozen=True, extra="ignore")
+
+    data: Path = Path(".turnlog")
+    namespace: str = Field(default="turnlog", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
+
+    kafka_bootstrap: str | None = None
+    redis_url: str | None = None
+    clickhouse_url: str | None = None
+
+    kafka_port: int = Field(default=0, ge=0, le=65535)
+    redis_port: int = Field(default=0, ge=0, le=65535)
+    clickhouse_port: int = Field(default=0, ge=0, le=65535)
+    clickhouse_native_port: int = Field(default=0, ge=0, le=65535)
+
+    kafka_heap_mb: int = Field(default=320, ge=128, le=65536)
+    redis_memory_mb: int = Field(default=512, ge=16, le=1_048_576)
+    clickhouse_memory_mb: int = Field(default=2048, ge=512, le=1_048_576)
+
+    api_host: str = "127.0.0.1"
+    api_port: int = Field(default=8080, ge=0, le=65535)
+
+    engine: Engine = "llama_cpp"
+    workers: int = Field(default=1, ge=0, le=16)
+    api_processes: int = Field(default=1, ge=1, le=16)
+    streams: int = Field(default=1, ge=1, le=8)
+    """Instances of turns and of dispatch."""
+    secret: str | None = Field(default=None, min_length=16)
+
+    watchdog_s: float = Field(default=60.0, gt=0)
+    grace_s: float = Field(default=15.0, gt=0)
+
+    @field_validator("kafka_bootstrap", "redis_url", "clickhouse_url", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: str | None) -> str | None:
+        return value or None
+
+
+class ProvisionSettings(BaseSettings):
+    """The servers that `turnlog provision` creates topics, tables and functions on."""
+
+    model_config = SettingsConfigDict(env_prefix="TURNLOG_", frozen=True, extra="ignore")
+
+    namespace: str = Field(default="turnlog", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
+    kafka_bootstrap: str
+    redis_url: str
+    clickhouse_url: str
+    models: str | None = None
+    replication: int = Field(default=1, ge=1, le=7)
+    size: Literal["local", "production"] = "local"
+    """Partition counts: `local` or `production`, as schemas.topics declares them."""
+
+    @property
+    def database(self) -> str:
+        """Name of the ClickHouse database."""
+        return self.namespace.replace("-", "_").replace(".", "_")
