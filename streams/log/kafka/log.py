@@ -1,0 +1,88 @@
+"""The composition of the Kafka log: names and settings for each kind of client."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from confluent_kafka.admin import AdminClient
+
+from streams.log.kafka import settings
+from streams.log.kafka.consumer import KafkaConsumer
+from streams.log.kafka.reader import KafkaReader
+from streams.log.kafka.records import Names, asked
+from streams.log.kafka.transactions import KafkaTransactions
+from streams.log.kafka.writer import KafkaWriter
+from streams.log.log import Assignment, Expired, Listener, Start
+from streams.log.steps import LogError, NotAppended, Partition
+
+
+class KafkaLog:
+    """The log on a Kafka cluster, within a namespace: topics, groups and transactional ids are `<namespace>.<name>`."""
+
+    def __init__(self, bootstrap: str, namespace: str, client_id: str) -> None:
+        self._base = settings.client(bootstrap, client_id)
+        self._names = Names(namespace)
+        self._counts: dict[str, int] = {}
+        self._admin: Any = None
+        self._opened: list[KafkaWriter | KafkaReader | KafkaConsumer | KafkaTransactions] = []
+
+    def partitions(self, topic: str) -> int:
+        if topic not in self._counts:
+            self._counts[topic] = self._asked_partitions(topic)
+        return self._counts[topic]
+
+    def writer(self, source: str, *, linger_ms: float = 0.0, delivery_timeout_s: float = 30.0) -> KafkaWriter:
+        chosen = settings.producer(self._base, linger_ms=linger_ms, delivery_timeout_s=delivery_timeout_s)
+        writer = KafkaWriter(chosen, self._names, source)
+        self._opened.append(writer)
+        return writer
+
+    def reader(self, partitions: Sequence[Partition], start: Start, *, committed_only: bool = True) -> KafkaReader:
+        chosen = settings.consumer(self._base, self._names.full("reader"), committed_only=committed_only)
+        reader = KafkaReader(chosen, self._names, partitions, start)
+        self._opened.append(reader)
+        return reader
+
+    def consumer(
+        self,
+        group: str,
+        topics: Sequence[str],
+        listener: Listener,
+        *,
+        replica: int = 0,
+        assignment: Assignment = "sticky",
+        expired: Expired = "stop",
+    ) -> KafkaConsumer:
+        name = self._names.full(group)
+        chosen = settings.member(
+            settings.consumer(self._base, name, committed_only=True),
+            f"{name}-{replica}",
+            together=assignment == "together",
+        )
+        consumer = KafkaConsumer(chosen, self._names, topics, listener, expired)
+        self._opened.append(consumer)
+        return consumer
+
+    def transactions(self, name: str, source: str) -> KafkaTransactions:
+        transactions = KafkaTransactions(
+            settings.transactional(self._base, self._names.full(name)), self._names, source
+        )
+        self._opened.append(transactions)
+        return transactions
+
+    def close(self) -> None:
+        """Close what was opened, the latest first. What a writer still had is lost if it cannot be delivered."""
+        while self._opened:
+            opened = self._opened.pop()
+            with contextlib.suppress(NotAppended):
+                opened.close()
+
+    def _asked_partitions(self, topic: str) -> int:
+        if self._admin is None:
+            self._admin = AdminClient(self._base)
+        full = self._names.full(topic)
+        metadata = asked(lambda t: self._admin.list_topics(full, timeout=t), f"partitions of {full}")
+        found = metadata.topics[full]
+        if found.error is not None:
+            raise LogError(f"topic {full}: {found.error.str()}")
+        return len(found.partitions)

@@ -1,0 +1,78 @@
+"""Reading given partitions of Kafka, outside of any group."""
+
+# ruff: noqa: SLF001 - librdkafka's own error codes begin with an underscore
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from streams.log.kafka.records import PAUSE_S, Names, asked, high, low, messages, passing, record, report
+from streams.log.kafka.settings import Settings
+from streams.log.log import Start
+from streams.log.steps import LogError, OffsetExpired, Partition, Record
+
+LIMIT = 2_000
+
+
+class KafkaReader:
+    """See `Reader`."""
+
+    def __init__(self, settings: Settings, names: Names, partitions: Sequence[Partition], start: Start) -> None:
+        self._consumer: Any = Consumer(settings | {"enable.partition.eof": True})
+        self._names = names
+        self._positions = {partition: self._start_of(partition, start) for partition in partitions}
+        self._consumer.assign(names.places(self._positions))
+
+    def poll(self, timeout_s: float) -> list[Record]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            records = []
+            for message in messages(self._consumer, max(deadline - time.monotonic(), 0.0), LIMIT, 0.0):
+                if message.error() is not None:
+                    self._failed(message)
+                    continue
+                taken = record(message, self._names)
+                self._positions[Partition(taken.topic, taken.partition)] = taken.offset + 1
+                records.append(taken)
+            if records or time.monotonic() >= deadline:
+                return records
+
+    def ends(self) -> dict[Partition, int]:
+        return {p: high(self._consumer, self._names.place(p)) for p in self._positions}
+
+    def positions(self) -> dict[Partition, int]:
+        return dict(self._positions)
+
+    def seek(self, offsets: Mapping[Partition, int]) -> None:
+        self._positions.update(offsets)
+        self._consumer.assign(self._names.places(self._positions))
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _failed(self, message: Any) -> None:
+        error = message.error()
+        if error.code() == KafkaError._PARTITION_EOF:
+            partition = Partition(self._names.logical(message.topic()), message.partition())
+            self._positions[partition] = max(self._positions[partition], message.offset())
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            raise OffsetExpired(f"{message.topic()}[{message.partition()}]: {error.str()}")
+        elif error.fatal():
+            raise LogError(error.str())
+        elif passing(error):
+            report([error])
+            time.sleep(PAUSE_S)
+        else:
+            raise LogError(error.str())
+
+    def _start_of(self, partition: Partition, start: Start) -> int:
+        place = self._names.place(partition)
+        if start.at == "beginning":
+            return low(self._consumer, place)
+        if start.at == "end":
+            return high(self._consumer, place)
+        wanted = [TopicPartition(place.topic, place.partition, start.time_ms)]
+        (found,) = asked(lambda t: self._consumer.offsets_for_times(wanted, timeout=t), f"offsets of {place.topic}")
+        return found.offset if found.offset >= 0 else high(self._consumer, place)

@@ -1,0 +1,100 @@
+"""Transactions on Kafka.
+
+What each error asks for (abort, try again, or end the process) is librdkafka's to say:
+https://github.com/confluentinc/librdkafka/blob/master/INTRODUCTION.md#transactional-producer
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaException, Producer
+
+from streams.log.encoding import encoded
+from streams.log.kafka.consumer import KafkaConsumer
+from streams.log.kafka.records import PAUSE_S, Names, asked
+from streams.log.kafka.settings import LOGGER, PATIENCE_S, REQUEST_TIMEOUT_S, Settings
+from streams.log.log import Aborted, Consumer
+from streams.log.steps import Fenced, Output, Partition, StateRecord
+
+_COMMIT_PATIENCE_S = 60.0
+
+
+class KafkaTransactions:
+    """See `Transactions`."""
+
+    def __init__(self, settings: Settings, names: Names, source: str) -> None:
+        self._names = names
+        self._source = source
+        self._undelivered: Any = None
+        self._producer: Any = Producer(settings)
+        asked(self._producer.init_transactions, "begin of transactions", PATIENCE_S)
+
+    def commit(
+        self,
+        outputs: Sequence[Output],
+        states: Sequence[tuple[Partition, StateRecord]],
+        offsets: Mapping[Partition, int],
+        consumer: Consumer,
+    ) -> None:
+        if not isinstance(consumer, KafkaConsumer):
+            raise TypeError("a Kafka transaction takes the offsets of a Kafka consumer")
+        try:
+            self._producer.begin_transaction()
+            self._write(outputs, states)
+            # Before the offsets: librdkafka would otherwise wait for the records in coarse steps (docs/decisions).
+            if self._producer.flush(REQUEST_TIMEOUT_S) or self._undelivered is not None:
+                self._abort(f"records not delivered: {self._undelivered}")
+            places, member = self._names.places(offsets), consumer.group_metadata()
+            self._insist(lambda t: self._producer.send_offsets_to_transaction(places, member, t), PATIENCE_S)
+            self._insist(self._producer.commit_transaction, _COMMIT_PATIENCE_S)
+        except BufferError:
+            self._abort("the local queue is full")
+        except KafkaException as failure:
+            self._failed(failure.args[0])
+
+    def close(self) -> None:
+        self._producer.purge()
+
+    def _write(self, outputs: Sequence[Output], states: Sequence[tuple[Partition, StateRecord]]) -> None:
+        self._undelivered = None
+        now_ms = time.time_ns() // 1_000_000
+        for output in outputs:
+            topic, key, value, headers, number = encoded(output, self._source, now_ms)
+            place = {} if number is None else {"partition": number}
+            self._producer.produce(
+                self._names.full(topic), value, key, on_delivery=self._delivered, headers=headers, **place
+            )
+        for partition, state in states:
+            self._producer.produce(
+                self._names.full(partition.topic), state.value, state.key, partition.number, self._delivered
+            )
+
+    def _delivered(self, error: Any, _: Any) -> None:
+        if error is not None:
+            self._undelivered = error
+
+    def _insist(self, call: Callable[[float], Any], patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                call(REQUEST_TIMEOUT_S)
+            except KafkaException as failure:
+                if not failure.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+                LOGGER.warning("transaction: %s; trying again", failure.args[0].str())
+                time.sleep(PAUSE_S)
+            else:
+                return
+
+    def _failed(self, error: Any) -> None:
+        if error.txn_requires_abort() and not error.fatal():
+            self._abort(error.str())
+        raise Fenced(f"transaction: {error.str()}")
+
+    def _abort(self, reason: str) -> None:
+        try:
+            self._insist(self._producer.abort_transaction, PATIENCE_S)
+        except KafkaException as failure:
+            raise Fenced(f"abort of a transaction ({reason}): {failure.args[0].str()}") from failure
+        raise Aborted(reason)
