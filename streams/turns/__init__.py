@@ -1,0 +1,1 @@
+"""Turns: messages and cancellations folded into conversations, contexts and admissions."""
