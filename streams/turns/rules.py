@@ -115,7 +115,7 @@ def stored(held: Held, event: ReplyStored, offset: int, policy: Policy) -> Kept:
     outputs: list[Output] = []
     for open_ in still.values():
         if open_.phase == "waiting":
-            held, more = _begun(held, open_, policy, _cause(held, open_))
+            held, more = _begun(held, open_, policy, _brought(held, open_))
             outputs.extend(more)
     return without_old_text(weighed(held), policy.window_chars_max), tuple(outputs)
 
@@ -157,7 +157,7 @@ def swept(held: Held, now_ms: int, policy: Policy) -> Kept:
             continue
         status: EndStatus = "cancelled" if open_.cancelled else "failed"
         error = None if open_.cancelled else admission.DEADLINE
-        outputs.extend(_decline(open_, status, error, _cause(held, open_)))
+        outputs.extend(_decline(open_, status, error, None))
         phase = "declined" if open_.phase == "waiting" else open_.phase
         due_ms = now_ms + policy.sweep_margin_ms * 2 ** min(open_.sweeps, 10)
         held = _with(held, replace(open_, phase=phase, due_ms=due_ms, sweeps=open_.sweeps + 1))
@@ -172,21 +172,17 @@ def _declined(open_: Open, policy: Policy) -> Open:
     return replace(open_, phase="declined", due_ms=open_.due_ms + policy.sweep_margin_ms)
 
 
-def _decline(open_: Open, status: EndStatus, error: Failure | None, cause: Envelope[Event]) -> tuple[Output, ...]:
-    return (Output(event=admission.declined(open_, status, error), cause=cause),)
+def _decline(
+    open_: Open, status: EndStatus, error: Failure | None, cause: Envelope[Event] | None
+) -> tuple[Output, ...]:
+    event = admission.declined(open_, status, error)
+    return (Output(event=event, cause=cause, traceparent=open_.traceparent),)
 
 
-def _cause(held: Held, open_: Open) -> Envelope[Event]:
-    """What brought the reply, whose trace goes on; for a deleted conversation only the trace is left."""
-    message = held.conversation.messages.get(open_.reply_id)
-    event: Event = message.request if message else _gone(open_)
-    return Envelope(event=event, source=SOURCE, traceparent=open_.traceparent)
-
-
-def _gone(open_: Open) -> Event:
-    return ConversationDeleted(
-        conversation_id=open_.conversation_id, account_id=open_.account_id, deleted_at_ms=open_.submitted_at_ms
-    )
+def _brought(held: Held, open_: Open) -> Envelope[Event]:
+    """What brought the reply: its trace goes on."""
+    request = held.conversation.messages[open_.reply_id].request
+    return Envelope(event=request, source=SOURCE, traceparent=open_.traceparent)
 
 
 def archivable(helds: Sequence[Held], excess: int, excess_chars: int) -> tuple[Held, ...]:

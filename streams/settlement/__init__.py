@@ -1,0 +1,1 @@
+"""Settlement: accepted ends of replies to stored replies and usage records."""
