@@ -10,18 +10,19 @@
 6. `written` is told in order of the commits, as acknowledgements arrive.
 """
 
+import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event as Flag
 
 import msgspec
 
+from streams.log.afterwards import Afterwards
+from streams.log.catchup import read_all
 from streams.log.deadletters import Intake
 from streams.log.flow import Flow, advance
-from streams.log.log import BEGINNING, Aborted, Consumer, Expired, Log
+from streams.log.log import Aborted, Consumer, Expired, Log
 from streams.log.steps import (
-    Appended,
     Arrived,
     Decision,
     LogError,
@@ -31,6 +32,8 @@ from streams.log.steps import (
     StateRecord,
     TransactionalStep,
 )
+
+LOGGER = logging.getLogger("turnlog.loop")
 
 
 class TransactionalSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +46,8 @@ class TransactionalSettings(msgspec.Struct, frozen=True, kw_only=True):
     offsets_ms: int = 1_000
     """How long offsets wait for a transaction before they are committed without one."""
     restore_s: float = 300.0
-    before_s: float = 10.0
-    """How long `before` may take to be acknowledged."""
+    flush_s: float = 30.0
+    """How long `before` and `after` may take to be acknowledged."""
     expired: Expired = "stop"
 
 
@@ -57,12 +60,6 @@ class TransactionalCounts(msgspec.Struct):
     aborted: int = 0
     rebalances: int = 0
     restored: int = 0
-
-
-class _After(msgspec.Struct, frozen=True):
-    number: int
-    decision: Decision
-    appended: tuple[Appended, ...]
 
 
 class TransactionalLoop:
@@ -89,14 +86,14 @@ class TransactionalLoop:
         self._state_topic = state_topic
         self._settings = settings
         self._on_progress = on_progress
-        self._writer = log.writer(f"streams/{group}", delivery_timeout_s=settings.before_s)
+        self._writer = log.writer(f"streams/{group}")
         self._intake = Intake(self._writer, group)
+        self._after = Afterwards(self._writer, step)
         self._positions: dict[Partition, int] = {}
         self._uncommitted: dict[Partition, int] = {}
         self._offsets_ms = 0
         self._restored: set[int] = set()
         self._decided_ms: dict[int, int] = {}
-        self._after: deque[_After] = deque()
         self._flow = Flow()
         self.counts = TransactionalCounts()
         self._transactions = log.transactions(f"{group}-{replica}", f"streams/{group}")
@@ -118,9 +115,8 @@ class TransactionalLoop:
         wait_s = self._settings.tick_ms / 1000 if wait_s is None else wait_s
         records = self._consumer.poll(wait_s, self._settings.records_max)
         self._flow = advance(self._flow, now_ms, reachable=self._consumer.reachable())
-        self._acknowledged()
-        for number in sorted(self._numbers() - self._restored):
-            self._restore(number, now_ms)
+        self._after.tell()
+        self._restore(now_ms)
         self.counts.records += len(records)
         self._decide(records, now_ms)
         if now_ms - self._offsets_ms >= self._settings.offsets_ms or now_ms < self._offsets_ms:
@@ -129,9 +125,7 @@ class TransactionalLoop:
 
     def stop(self) -> None:
         """End in order: what was committed is also written, and the offsets are committed."""
-        if self._after:
-            self._writer.flush(self._settings.before_s)
-            self._acknowledged()
+        self._after.finish(self._settings.flush_s)
         self.close()
 
     def close(self) -> None:
@@ -171,7 +165,7 @@ class TransactionalLoop:
             self._positions.pop(partition, None)
             self._uncommitted.pop(partition, None)
         gone = {partition.number for partition in partitions}
-        self._after = deque(after for after in self._after if after.number not in gone)
+        self._after.forget(gone)
         for number in sorted(gone):
             self._decided_ms.pop(number, None)
             if number in self._restored:
@@ -186,22 +180,16 @@ class TransactionalLoop:
                 raise LogError(f"number {number} was assigned without its partitions of {missing}")
         return numbers
 
-    def _restore(self, number: int, now_ms: int) -> None:
-        deadline = time.monotonic() + self._settings.restore_s
-        reader = self._log.reader([Partition(self._state_topic, number)], BEGINNING)
-        try:
-            ends = reader.ends()
-            records: list[Record] = []
-            while any(reader.positions()[partition] < end for partition, end in ends.items()):
-                records.extend(reader.poll(0.1))
-                self._on_progress()
-                if time.monotonic() > deadline:
-                    raise LogError(f"state {self._state_topic}[{number}] could not be read up to {ends}")
-        finally:
-            reader.close()
-        self._step.restore(number, records, now_ms, self._flow.flow_ms)
-        self._restored.add(number)
-        self.counts.restored += len(records)
+    def _restore(self, now_ms: int) -> None:
+        new = sorted(self._numbers() - self._restored)
+        if not new:
+            return
+        partitions = [Partition(self._state_topic, number) for number in new]
+        found = read_all(self._log, partitions, timeout_s=self._settings.restore_s, on_progress=self._on_progress)
+        for (_, number), records in found.items():
+            self._step.restore(number, records, now_ms, self._flow.flow_ms)
+            self._restored.add(number)
+            self.counts.restored += len(records)
 
     def _decide(self, records: Sequence[Record], now_ms: int) -> None:
         batches: dict[int, list[Arrived]] = {record.partition: [] for record in records}
@@ -221,7 +209,9 @@ class TransactionalLoop:
         try:
             if written:
                 self._commit(written, self._uncommitted | moved)
-        except Aborted:
+        except (Aborted, NotAppended) as failure:
+            # NotAppended: of `before`, so the transaction was not begun.
+            LOGGER.warning("transaction aborted: %s", failure)
             self.counts.aborted += 1
             back = {partition: before[partition] for partition in moved if partition in self._positions}
             self._positions.update(back)
@@ -232,16 +222,15 @@ class TransactionalLoop:
             self._decided_ms[number] = now_ms
             self._step.committed(number, decision)
             if _writes(decision):
-                appended = tuple(self._writer.append(output) for output in decision.after)
-                self._after.append(_After(number, decision, appended))
-        self._acknowledged()
+                self._after.write(number, decision)
+        self._after.tell()
 
     def _commit(self, decisions: Mapping[int, Decision], offsets: dict[Partition, int]) -> None:
         awaited = [output for decision in decisions.values() for output in decision.before]
         for output in awaited:
             self._writer.append(output)
         if awaited:
-            self._writer.flush(self._settings.before_s)
+            self._writer.flush(self._settings.flush_s)
         for number in decisions:
             if all(partition.number != number for partition in offsets):
                 partition = Partition(self._topics[0], number)
@@ -253,13 +242,6 @@ class TransactionalLoop:
             self._consumer,
         )
         self.counts.transactions += 1
-
-    def _acknowledged(self) -> None:
-        while self._after and all(appended.done() for appended in self._after[0].appended):
-            after = self._after.popleft()
-            for appended in after.appended:
-                appended.result(0)
-            self._step.written(after.number, after.decision)
 
     def _commit_offsets(self, now_ms: int) -> None:
         self._offsets_ms = now_ms

@@ -17,7 +17,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 
-from streams.log.kafka.records import PAUSE_S, Names, asked, low, messages, passing, record, report
+from streams.log.kafka.records import PAUSE_S, Names, asked, low, passing, record, report
 from streams.log.kafka.settings import LOGGER, SILENCE_MS, Settings
 from streams.log.kafka.statistics import answering
 from streams.log.log import Expired, Listener
@@ -45,6 +45,7 @@ class KafkaConsumer:
         self._ends_seen: dict[Partition, int] = {}
         self._answering: frozenset[tuple[str, int]] = frozenset()
         self._answered_s = 0.0
+        self._moved: set[Partition] = set()
         self._failure: LogError | None = None
         self._closed = False
         hooks: Settings = {"on_commit": _committed, "error_cb": self._error}
@@ -63,7 +64,7 @@ class KafkaConsumer:
         deadline = time.monotonic() + timeout_s
         while True:
             records = []
-            for message in messages(self._consumer, max(deadline - time.monotonic(), 0.0), limit, gather_s):
+            for message in self._messages(max(deadline - time.monotonic(), 0.0), limit, gather_s):
                 if message.error() is not None:
                     self._failed(message)
                     continue
@@ -128,6 +129,17 @@ class KafkaConsumer:
             self._closed = True
             self._consumer.close()
 
+    def _messages(self, timeout_s: float, limit: int, gather_s: float) -> list[Any]:
+        first = self._consumer.poll(timeout_s)
+        if first is None or limit == 1:
+            return [] if first is None else [first]
+        self._moved.clear()
+        more: list[Any] = self._consumer.consume(limit - 1, gather_s)
+        # librdkafka leaves out what a rebalance within `consume` makes void, but `first` is in our hands already.
+        if self._moved and (self._names.logical(first.topic() or ""), first.partition()) in self._moved:
+            return more
+        return [first, *more]
+
     def _assigned(self, consumer: Any, places: list[Any]) -> None:
         try:
             starts = self._starts(places)
@@ -140,6 +152,7 @@ class KafkaConsumer:
         else:
             consumer.assign(wanted)
         self._owned.update(starts)
+        self._moved.update(starts)
         try:
             self._listener.on_assigned(starts)
         except LogError as failure:
@@ -165,6 +178,7 @@ class KafkaConsumer:
 
     def _gone(self, places: list[Any], *, lost: bool) -> None:
         partitions = [self._names.partition(place) for place in places]
+        self._moved.update(partitions)
         try:
             self._listener.on_revoked(partitions, lost=lost)
         except LogError as failure:

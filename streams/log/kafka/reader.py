@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from streams.log.kafka.records import PAUSE_S, Names, asked, high, low, messages, passing, record, report
+from streams.log.kafka.records import PAUSE_S, Names, asked, high, low, passing, record, report
 from streams.log.kafka.settings import Settings
 from streams.log.log import Start
 from streams.log.steps import LogError, OffsetExpired, Partition, Record
@@ -29,7 +29,7 @@ class KafkaReader:
         deadline = time.monotonic() + timeout_s
         while True:
             records = []
-            for message in messages(self._consumer, max(deadline - time.monotonic(), 0.0), LIMIT, 0.0):
+            for message in self._messages(max(deadline - time.monotonic(), 0.0)):
                 if message.error() is not None:
                     self._failed(message)
                     continue
@@ -51,6 +51,10 @@ class KafkaReader:
 
     def close(self) -> None:
         self._consumer.close()
+
+    def _messages(self, timeout_s: float) -> list[Any]:
+        first = self._consumer.poll(timeout_s)
+        return [] if first is None else [first, *self._consumer.consume(LIMIT, 0)]
 
     def _failed(self, message: Any) -> None:
         error = message.error()

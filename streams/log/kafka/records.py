@@ -3,7 +3,7 @@
 # ruff: noqa: SLF001 - librdkafka's own error codes begin with an underscore
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -101,16 +101,6 @@ def record(message: Any, names: Names) -> Record:
         headers=message.headers() or (),
         timestamp_ms=message.timestamp()[1],
     )
-
-
-def messages(consumer: Any, timeout_s: float, limit: int, gather_s: float) -> Iterator[Any]:
-    """Messages and errors: waits for the first one, then takes what is there (or comes within `gather_s`)."""
-    first = consumer.poll(timeout_s)
-    if first is None:
-        return
-    yield first
-    if limit > 1:
-        yield from consumer.consume(limit - 1, gather_s)
 
 
 def low(consumer: Any, place: Any) -> int:
