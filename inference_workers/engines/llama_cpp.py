@@ -192,12 +192,14 @@ class LlamaCppEngine:
         if progress is not None:
             stream.input_tokens, stream.cached_tokens = progress["total"], progress["cache"]
         timings = chunk.get("timings")
-        generated = 0 if timings is None else timings["predicted_n"] - running.generated
+        generated = 0 if timings is None else max(0, timings["predicted_n"] - running.generated)
         running.generated += generated
         usage = chunk.get("usage")
         if usage is not None:
             stream.input_tokens = usage["prompt_tokens"]
             stream.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+            generated = usage["completion_tokens"] - running.generated
+            running.generated += generated
         for choice in chunk.get("choices", ()):
             if choice.get("finish_reason"):
                 finish.append(choice["finish_reason"])

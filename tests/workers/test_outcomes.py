@@ -1,0 +1,61 @@
+"""Each cause of an end has its own status and code."""
+
+import pytest
+
+from inference_workers.engine import (
+    ContextTooLong,
+    EngineDead,
+    EngineError,
+    EngineOverloaded,
+    InvalidRequest,
+)
+from inference_workers.outcomes import Ending, HandBack, Patience, Silence, broke, finished, is_stalled, stopped
+
+
+def test_an_engines_own_ends() -> None:
+    assert finished("stop") == Ending("completed")
+    assert finished("length") == Ending("length")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (ContextTooLong("too long"), "refused", "context_too_long"),
+        (InvalidRequest("no"), "refused", "invalid_request"),
+        (EngineError("broken"), "failed", "engine_error"),
+    ],
+)
+def test_errors_of_a_request_end_it(error: EngineError, status: str, code: str) -> None:
+    outcome = broke(error)
+    assert isinstance(outcome, Ending)
+    assert outcome.status == status
+    assert outcome.error is not None
+    assert (outcome.error.code, outcome.error.detail) == (code, str(error))
+
+
+@pytest.mark.parametrize("error", [EngineDead("dead"), EngineOverloaded("full")])
+def test_errors_of_the_engine_hand_the_reply_on(error: EngineError) -> None:
+    assert isinstance(broke(error), HandBack)
+
+
+def test_reasons_of_the_worker() -> None:
+    assert stopped("cancelled") == Ending("cancelled")
+    deadline, stalled = stopped("deadline"), stopped("stalled")
+    assert isinstance(deadline, Ending)
+    assert isinstance(stalled, Ending)
+    assert deadline.error is not None
+    assert stalled.error is not None
+    assert deadline.error.code == "deadline_exceeded"
+    assert stalled.error.code == "engine_stalled"
+    assert isinstance(stopped("handed_back"), HandBack)
+    assert isinstance(stopped("undeliverable"), HandBack)
+    assert isinstance(stopped("revoked"), Silence)
+    assert isinstance(stopped("superseded"), Silence)
+
+
+def test_silence_counts_from_the_last_token_and_longer_before_the_first() -> None:
+    patience = Patience(first_token_s=300, token_s=60)
+    assert not is_stalled(patience, began_s=0, last_token_s=None, now_s=299)
+    assert is_stalled(patience, began_s=0, last_token_s=None, now_s=301)
+    assert not is_stalled(patience, began_s=0, last_token_s=500, now_s=559)
+    assert is_stalled(patience, began_s=0, last_token_s=500, now_s=561)
