@@ -34,6 +34,7 @@ Apis = Annotated[int | None, typer.Option("--api", help="API processes, each on 
 Streams = Annotated[int | None, typer.Option(help="Instances of turns and of dispatch. [default: 1]")]
 Detach = Annotated[bool, typer.Option("--detach", help="Return when everything is ready.")]
 ServersOnly = Annotated[bool, typer.Option("--servers-only", help="Start Kafka, Redis and ClickHouse only.")]
+WhilePid = Annotated[int | None, typer.Option("--while-pid", help="Stop when this process has ended.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written next.")]
 
 
@@ -55,6 +56,7 @@ def up(
     streams: Streams = None,
     detach: Detach = False,
     servers_only: ServersOnly = False,
+    while_pid: WhilePid = None,
     as_json_lines: AsJson = False,
 ) -> None:
     """Start what is missing of the local stack and Turnlog's processes; stay until Ctrl-C.
@@ -72,10 +74,13 @@ def up(
     }
     settings = settings_from(StackSettings, chosen)
     if detach:
-        sys.exit(_detached(settings, servers_only=servers_only, json_lines=as_json_lines))
+        flags = ["--servers-only"] if servers_only else []
+        flags += ["--while-pid", str(while_pid)] if while_pid is not None else []
+        sys.exit(_detached(settings, flags, json_lines=as_json_lines))
     from infra.stack import Plan, run_stack
 
-    sys.exit(asyncio.run(run_stack(Plan(settings, processes=not servers_only), _reporter(json_lines=as_json_lines))))
+    plan = Plan(settings, processes=not servers_only, while_pid=while_pid)
+    sys.exit(asyncio.run(run_stack(plan, _reporter(json_lines=as_json_lines))))
 
 
 def down(data: Data = None, as_json: AsJson = False) -> None:
@@ -173,7 +178,7 @@ def _reporter(*, json_lines: bool) -> Callable[[Event], None]:
     return report
 
 
-def _detached(settings: StackSettings, *, servers_only: bool, json_lines: bool) -> int:
+def _detached(settings: StackSettings, flags: list[str], *, json_lines: bool) -> int:
     """Start `up` in a session of its own and relay what it says until it is ready or has failed."""
     folder = DataFolder(settings.data.absolute())
     folder.prepare()
@@ -189,11 +194,10 @@ def _detached(settings: StackSettings, *, servers_only: bool, json_lines: bool) 
         "--streams": settings.streams,
     }
     words = [word for option, value in options.items() for word in (option, str(value))]
-    flags = ["--json", *(["--servers-only"] if servers_only else [])]
     with log.open("ab") as output:
         start = output.tell()
         child = subprocess.Popen(
-            [sys.executable, "-m", "infra", "up", *words, *flags],
+            [sys.executable, "-m", "infra", "up", "--json", *words, *flags],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

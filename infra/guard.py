@@ -20,16 +20,16 @@ GRACE_S = 5
 SCRIPT = """
 groups=
 while read -r line; do groups=$line; done
-for group in $groups; do kill -TERM -- "-$group"; done 2>/dev/null
+for group in $groups; do kill -s TERM -- "-$group"; done 2>/dev/null
 waited=0
 while [ $waited -lt $(($1 * 10)) ]; do
   alive=
-  for group in $groups; do if kill -0 -- "-$group"; then alive=yes; fi; done 2>/dev/null
+  for group in $groups; do if kill -s 0 -- "-$group"; then alive=yes; fi; done 2>/dev/null
   [ -z "$alive" ] && exit 0
   sleep 0.1
   waited=$((waited + 1))
 done
-for group in $groups; do kill -KILL -- "-$group"; done 2>/dev/null
+for group in $groups; do kill -s KILL -- "-$group"; done 2>/dev/null
 """
 
 

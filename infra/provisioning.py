@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from dataclasses import dataclass
 
 from infra.errors import ProvisioningRefused, StackError
@@ -71,6 +72,8 @@ def provision_topics(settings: ProvisionSettings) -> tuple[tuple[str, ...], tupl
 
 
 def _apply_migrations(settings: ProvisionSettings) -> tuple[str, ...]:
+    if find_spec("projections.clickhouse.migrations") is None:
+        return ()
     migrations = importlib.import_module("projections.clickhouse.migrations")
     try:
         return tuple(str(name) for name in migrations.apply(settings.clickhouse_url, settings.database) or ())

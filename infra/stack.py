@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from infra import fetch, leftovers
 from infra.data_folder import DataFolder, replace_json
 from infra.errand import run_errand
@@ -28,6 +30,7 @@ from infra.settings import StackSettings
 from infra.supervisor import Supervisor
 
 SNAPSHOT_EVERY_S = 1.0
+PID_POLL_S = 0.5
 PROVISION_TIMEOUT_S = 120.0
 FETCH_TIMEOUT_S = 3600.0
 
@@ -38,6 +41,8 @@ class Plan:
 
     settings: StackSettings
     processes: bool = True
+    while_pid: int | None = None
+    """Stop as if signalled when this process has ended."""
 
 
 async def run_stack(plan: Plan, report: Report) -> int:
@@ -49,7 +54,7 @@ async def run_stack(plan: Plan, report: Report) -> int:
     try:
         folder.prepare()
         with folder.in_use():
-            async with _until_signal() as stop:
+            async with _until_signal(plan.while_pid) as stop:
                 return await _serve(plan, folder, report, stop)
     except StackError as failure:
         report(Failed(str(failure)))
@@ -191,18 +196,27 @@ async def _stop(supervisor: Supervisor, again: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _until_signal() -> AsyncIterator[asyncio.Event]:
-    """An event that SIGINT, SIGTERM and SIGHUP set."""
+async def _until_signal(while_pid: int | None) -> AsyncIterator[asyncio.Event]:
+    """An event that SIGINT, SIGTERM and SIGHUP set, and the end of process ``while_pid``."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, stop.set)
+    watching = asyncio.create_task(_set_when_gone(while_pid, stop)) if while_pid is not None else None
     try:
         yield stop
     finally:
+        if watching is not None:
+            watching.cancel()
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+async def _set_when_gone(pid: int, stop: asyncio.Event) -> None:
+    while psutil.pid_exists(pid):  # noqa: ASYNC110 - another process's end sets no event of ours
+        await asyncio.sleep(PID_POLL_S)
+    stop.set()
 
 
 def read_snapshot(path: Path) -> dict[str, Any] | None:

@@ -1,0 +1,45 @@
+"""When a dead part is started again."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.restarts import (
+    HEALTHY_LIFE_S,
+    LONGEST_BACKOFF_S,
+    QUICK_DEATHS_BEFORE_GIVING_UP,
+    Restarts,
+    after_death,
+    backoff_s,
+)
+
+
+def test_the_first_death_is_answered_at_once() -> None:
+    assert after_death(Restarts(), lived_s=0.1, was_ever_ready=True).delay_s == 0
+    assert after_death(Restarts(quick_deaths=5), lived_s=HEALTHY_LIFE_S, was_ever_ready=True).delay_s == 0
+
+
+def test_quick_deaths_wait_longer_each_time_up_to_a_limit() -> None:
+    delays = [backoff_s(number) for number in range(12)]
+    assert delays == sorted(delays)
+    assert delays[2] > 0
+    assert delays[-1] == LONGEST_BACKOFF_S
+
+
+@given(st.lists(st.floats(0, 100), max_size=30))
+def test_a_part_that_was_ready_is_never_given_up(lives: list[float]) -> None:
+    restarts = Restarts()
+    for life in lives:
+        decision = after_death(restarts, lived_s=life, was_ever_ready=True)
+        assert not decision.hopeless
+        restarts = decision.restarts
+    assert restarts.total == len(lives)
+
+
+def test_a_part_that_never_became_ready_is_given_up_after_some_quick_deaths() -> None:
+    restarts = Restarts()
+    verdicts = []
+    for _ in range(QUICK_DEATHS_BEFORE_GIVING_UP):
+        decision = after_death(restarts, lived_s=0.2, was_ever_ready=False)
+        verdicts.append(decision.hopeless)
+        restarts = decision.restarts
+    assert verdicts == [False] * (QUICK_DEATHS_BEFORE_GIVING_UP - 1) + [True]
