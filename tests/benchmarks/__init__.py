@@ -1,0 +1,8 @@
+"""Benchmarks of the whole product from outside, each beside a direct run of the same engine.
+
+`python -m tests.benchmarks [NAME…]` runs them and writes their tables into docs/benchmarks.md;
+`python -m tests.benchmarks.NAME [options]` runs one and prints its table.
+"""
+
+BENCHMARKS: tuple[str, ...] = ("startup", "footprint", "first_token", "resume", "throughput", "recovery")
+"""Those that `make bench` runs, in this order."""
