@@ -11,11 +11,19 @@ from msgspec.structs import replace
 from schemas.events import GenerationAdmitted
 from streams.dispatch import rules
 from streams.dispatch.limits import Limits
+from streams.dispatch.placement import slots_left
 from streams.dispatch.pool import Pool
 from streams.dispatch.records import restored
 from streams.dispatch.round import Mark, Round
 from streams.log.steps import NOTHING, Arrived, Decision, Output, Record, StateRecord
 from streams.state import newest
+
+NUMBERS: Mapping[str, str] = {
+    "turnlog_dispatch_waiting": "Requests that wait for a worker",
+    "turnlog_dispatch_given": "Requests that a worker has",
+    "turnlog_dispatch_workers": "Workers alive",
+    "turnlog_dispatch_slots_left": "Generations that they could take now",
+}
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +55,19 @@ class Dispatch:
     def shard(self, number: int) -> Shard:
         """The state of a partition number, for metrics and tests."""
         return self._shards.get(number, Shard())
+
+    def numbers(self) -> Mapping[str, float]:
+        """What `NUMBERS` names."""
+        pools = [pool for shard in self._shards.values() for pool in shard.pools.values()]
+        workers = [worker for pool in pools for worker in pool.workers.values() if worker.alive]
+        waiting = sum(pool.waiting for pool in pools)
+        counts = (
+            waiting,
+            sum(len(pool.requests) for pool in pools) - waiting,
+            len(workers),
+            sum(max(0, slots_left(worker)) for worker in workers),
+        )
+        return dict(zip(NUMBERS, counts, strict=True))
 
     def restore(self, number: int, records: Iterable[Record], now_ms: int, flow_ms: int) -> None:  # noqa: ARG002
         """Takes the newest record of each key."""

@@ -22,6 +22,12 @@ from schemas.reply import Reply, apply
 from streams.log.steps import Appended, Arrived, Busy, LogFull, Output, Partition, Writer
 from streams.settlement.rules import Alarm, Settlement, settle
 
+NUMBERS: Mapping[str, str] = {
+    "turnlog_settlement_open_replies": "Replies that have not ended",
+    "turnlog_settlement_open_chars": "Characters of them",
+    "turnlog_settlement_unacknowledged": "Ends whose records are on their way",
+}
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The declared limits of settlement."""
@@ -81,6 +87,11 @@ class Settle:
     def open_replies(self) -> int:
         """Replies that are open now."""
         return sum(len(book.open) for book in self._books.values())
+
+    def numbers(self) -> Mapping[str, float]:
+        """What `NUMBERS` names."""
+        counts = (self.open_replies, self._open_chars, len(self._unsent) + len(self._sent))
+        return dict(zip(NUMBERS, counts, strict=True))
 
     def assigned(self, starts: Mapping[Partition, int]) -> None:
         """Fold these anew."""

@@ -19,6 +19,13 @@ from streams.turns.held import Held, next_due_ms
 from streams.turns.policy import Policy
 from streams.turns.records import difference, early_key, restored
 
+NUMBERS: Mapping[str, str] = {
+    "turnlog_turns_conversations": "Conversations held",
+    "turnlog_turns_chars": "Characters held of them",
+    "turnlog_turns_open_replies": "Replies without a stored end",
+    "turnlog_turns_early_cancellations": "Cancellations that came before their message",
+}
+
 
 class Shard:
     """What one partition holds; changed by `Turns.committed` only."""
@@ -53,6 +60,17 @@ class Turns:
     def shard(self, number: int) -> Shard:
         """What a partition holds, for metrics and tests."""
         return self._shards[number]
+
+    def numbers(self) -> Mapping[str, float]:
+        """What `NUMBERS` names."""
+        shards = self._shards.values()
+        counts = (
+            sum(len(shard.held) for shard in shards),
+            sum(shard.chars for shard in shards),
+            sum(len(shard.held[id_].open) for shard in shards for id_ in shard.due),
+            sum(len(shard.early) for shard in shards),
+        )
+        return dict(zip(NUMBERS, counts, strict=True))
 
     def restore(self, number: int, records: Iterable[Record], now_ms: int, flow_ms: int) -> None:  # noqa: ARG002
         """Takes the newest record of each key."""

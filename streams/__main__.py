@@ -1,0 +1,153 @@
+"""`python -m streams turns|dispatch|settlement|demand [--check]`: one process of the streams."""
+
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from schemas.topics import CANCELLATIONS, CONVERSATIONS, MESSAGES, POOLS, REQUESTS, TOKENS, WORKERS, inference
+from schemas.values import PRIORITIES
+from streams.log import loop, transactions
+from streams.log.kafka import KafkaLog
+from streams.log.loop import LoopSettings
+from streams.log.process import BAD_SETTINGS, Process, main
+from streams.log.transactions import TransactionalSettings
+from streams.metrics import Alarms, Numbers
+from streams.settings import DemandSettings, DispatchSettings, SettlementSettings, TurnsSettings
+from streams.settlement.rules import Alarm
+
+
+def turns(settings: TurnsSettings, process: Process) -> None:
+    """Turns, until it shall stop."""
+    from streams.turns.step import NUMBERS, Turns
+
+    log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
+    step = Turns(settings.policy())
+    numbers = Numbers(NUMBERS, step.numbers)
+
+    def turned(running: transactions.TransactionalLoop) -> None:
+        process.turned(running.lag())
+        numbers.refresh()
+
+    transactions.run(
+        log,
+        step,
+        topics=(MESSAGES.name, CANCELLATIONS.name),
+        state_topic=CONVERSATIONS.name,
+        group="turns",
+        replica=settings.replica,
+        stop=process.stop,
+        settings=TransactionalSettings(expired=settings.offset_expired),
+        on_turn=turned,
+        on_progress=lambda: process.starting("restoring conversations"),
+    )
+    log.close()
+
+
+def dispatch(settings: DispatchSettings, process: Process) -> None:
+    """Dispatch, until it shall stop."""
+    from streams.dispatch.step import NUMBERS, Dispatch
+
+    log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
+    pools = settings.pools()
+    inboxes = min(log.partitions(inference(pool, priority).name) for pool in pools for priority in PRIORITIES)
+    step = Dispatch(frozenset(pools), settings.limits(inboxes))
+    numbers = Numbers(NUMBERS, step.numbers)
+
+    def turned(running: transactions.TransactionalLoop) -> None:
+        process.turned(running.lag())
+        numbers.refresh()
+
+    transactions.run(
+        log,
+        step,
+        topics=(REQUESTS.name, WORKERS.name),
+        state_topic=POOLS.name,
+        group="dispatch",
+        replica=settings.replica,
+        stop=process.stop,
+        settings=TransactionalSettings(expired=settings.offset_expired),
+        on_turn=turned,
+        on_progress=lambda: process.starting("restoring pools"),
+    )
+    log.close()
+
+
+def settlement(settings: SettlementSettings, process: Process) -> None:
+    """Settlement, until it shall stop."""
+    from streams.settlement.step import NUMBERS, Limits, Settle
+
+    log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
+    logger = structlog.get_logger("streams.settlement")
+    alarms = Alarms()
+
+    def alarm(raised: Alarm) -> None:
+        alarms.raised(raised)
+        logger.error("alarm", code=raised.code, detail=raised.detail)
+
+    limits = Limits(
+        abandoned_ms=round(settings.abandoned_s * 1000),
+        open_max=settings.open_replies_max,
+        open_chars_max=settings.open_chars_max,
+    )
+    step = Settle(log.writer("streams/settlement"), settings.models, limits, alarm)
+    numbers = Numbers(NUMBERS, step.numbers)
+
+    def turned(running: loop.Loop) -> None:
+        process.turned(running.lag())
+        numbers.refresh()
+
+    loop.run(
+        log,
+        step,
+        topics=(TOKENS.name,),
+        group="settlement",
+        replica=settings.replica,
+        stop=process.stop,
+        settings=LoopSettings(expired=settings.offset_expired),
+        on_turn=turned,
+    )
+    log.close()
+
+
+def demand(settings: DemandSettings, process: Process) -> None:
+    """Demand, until it shall stop."""
+    from streams.demand import app
+    from streams.demand.forecast import Smoothing
+
+    log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
+    partitions = log.partitions(REQUESTS.name)
+    log.close()
+    built = app.build(
+        app.Settings(
+            bootstrap=settings.kafka_bootstrap,
+            namespace=settings.namespace,
+            partitions=partitions,
+            replica=settings.replica,
+            window_s=settings.demand_window_s,
+            smoothing=Smoothing(headroom=settings.demand_headroom),
+            folder=settings.demand_folder,
+        )
+    )
+    app.run(built, process.stop, on_turn=process.turned)
+
+
+def chosen(arguments: Sequence[str]) -> int:
+    """Runs what the first argument names; its exit code."""
+    role, rest = (arguments[0], arguments[1:]) if arguments else ("", ())
+    match role:
+        case "turns":
+            return main("streams-turns", TurnsSettings, turns, rest)
+        case "dispatch":
+            return main("streams-dispatch", DispatchSettings, dispatch, rest)
+        case "settlement":
+            return main("streams-settlement", SettlementSettings, settlement, rest)
+        case "demand":
+            return main("streams-demand", DemandSettings, demand, rest)
+        case _:
+            sys.stderr.write("usage: python -m streams turns|dispatch|settlement|demand [--check]\n")
+            return BAD_SETTINGS
+
+
+if __name__ == "__main__":
+    sys.exit(chosen(sys.argv[1:]))

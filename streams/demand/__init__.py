@@ -1,0 +1,1 @@
+"""Demand per pool and tier in windows, and its forecast."""

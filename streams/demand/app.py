@@ -1,0 +1,181 @@
+"""The Faust application: `requests` and `workers` into windowed tables, closed windows into `demand`.
+
+Faust carries this because all of it can be counted again and none of it is a command; see docs/decisions. Rules that
+keep it harmless: raw values decoded with the codec, every exception caught in the agent (an exception there would
+acknowledge its record), one stream per agent, sends awaited to their acknowledgement, no web server.
+"""
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from threading import Event as Flag
+from typing import Any
+
+import faust
+import msgspec
+
+from schemas.codec import Envelope, Undecodable, decode, encode
+from schemas.events import Event, GenerationAdmitted
+from schemas.topics import DEMAND, REQUESTS, WORKERS
+from schemas.values import Tier
+from streams.demand.emitter import Emitter
+from streams.demand.forecast import Smoothing
+from streams.demand.windows import Window, after, last_closed
+from streams.log.steps import LogError
+
+SOURCE = "streams/demand"
+GRACE_MS = 2_000
+"""A window is said so long after its end, for records on their way."""
+WINDOWS_KEPT = 10
+REPLIES_MAX = 100_000
+"""Replies whose tier is remembered until they finish; the oldest is forgotten, then not counted."""
+
+log = logging.getLogger(__name__)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the application needs to know."""
+
+    bootstrap: str
+    namespace: str
+    partitions: int
+    """Of `requests` and `workers`; the table's changelog has as many."""
+    replica: int = 0
+    window_s: float = 10.0
+    smoothing: Smoothing = Smoothing()
+    folder: Path | None = None
+
+
+def build(settings: Settings) -> faust.App:
+    """The application, not started."""
+    name = f"{settings.namespace}.demand"
+    folder = settings.folder or Path(tempfile.gettempdir()) / f"{name}-{settings.replica}"
+    app = faust.App(
+        name,
+        broker=[f"kafka://{address}" for address in settings.bootstrap.split(",")],
+        datadir=folder,
+        store="memory://",
+        autodiscover=False,
+        web_enabled=False,
+        topic_disable_leader=True,
+        topic_partitions=settings.partitions,
+        topic_replication_factor=1,
+        key_serializer="raw",
+        value_serializer="raw",
+        consumer_auto_offset_reset="latest",
+        consumer_group_instance_id=f"{name}-{settings.replica}",
+        broker_session_timeout=10.0,
+        broker_heartbeat_interval=3.0,
+        broker_commit_interval=5.0,
+        stream_wait_empty=False,
+        worker_redirect_stdouts=False,
+        logging_config=None,
+    )
+    _Windows(app, settings)
+    return app
+
+
+class _Windows:
+    """Agent, table and timer of the application."""
+
+    def __init__(self, app: faust.App, settings: Settings) -> None:
+        self._namespace = settings.namespace
+        self._window_ms = round(settings.window_s * 1000)
+        self._emitter = Emitter(self._window_ms, settings.smoothing)
+        self._tiers: dict[str, Tier] = {}
+        self._table = app.Table(
+            "windows",
+            partitions=settings.partitions,
+            key_type=str,
+            value_type=bytes,
+            key_serializer="json",
+            value_serializer="raw",
+        ).tumbling(settings.window_s, expires=settings.window_s * WINDOWS_KEPT)
+        sources = app.topic(*self._names(REQUESTS.name, WORKERS.name), key_serializer="raw", value_serializer="raw")
+        self._demand = app.topic(*self._names(DEMAND.name), key_serializer="raw", value_serializer="raw")
+        app.agent(sources, name="streams.demand", concurrency=1)(self._count)
+        app.timer(min(1.0, settings.window_s / 4))(self._say)
+
+    def _names(self, *topics: str) -> list[str]:
+        return [f"{self._namespace}.{topic}" for topic in topics]
+
+    async def _count(self, stream: Any) -> AsyncIterator[None]:
+        async for event in stream.events():
+            try:
+                self._take(event)
+            except Exception:
+                log.exception("demand: a record was not counted")
+            yield
+
+    def _take(self, record: Any) -> None:
+        message = record.message
+        try:
+            envelope = decode(
+                message.value,
+                list(message.headers),
+                topic=message.topic,
+                partition=message.partition,
+                offset=message.offset,
+            )
+        except Undecodable as error:
+            log.warning("demand: %s", error)
+            return
+        event = envelope.event
+        pool = getattr(event, "pool", None)
+        if pool is None:
+            return
+        reply_id = getattr(event, "reply_id", "")
+        if isinstance(event, GenerationAdmitted):
+            self._remember(reply_id, event.tier)
+        stored = self._table[pool].current(record)
+        before = msgspec.json.decode(stored, type=Window) if stored else None
+        window = after(before, event, self._tiers.get(reply_id))
+        if window != before:
+            self._table[pool] = msgspec.json.encode(window)
+        self._emitter.hear(pool, round(message.timestamp * 1000) // self._window_ms * self._window_ms)
+
+    def _remember(self, reply_id: str, tier: Tier) -> None:
+        self._tiers[reply_id] = tier
+        if len(self._tiers) > REPLIES_MAX:
+            del self._tiers[next(iter(self._tiers))]
+
+    async def _say(self) -> None:
+        try:
+            until_ms = last_closed(time.time_ns() // 1_000_000, self._window_ms, GRACE_MS)
+            for event in self._emitter.say(until_ms, self._read):
+                await self._send(event)
+        except Exception:
+            log.exception("demand: a forecast was not written")
+
+    def _read(self, pool: str, start_ms: int) -> Window | None:
+        stored = self._table.relative_to(float(start_ms / 1000))[pool].value()
+        return msgspec.json.decode(stored, type=Window) if stored else None
+
+    async def _send(self, event: Event) -> None:
+        value, headers = encode(Envelope(event=event, source=SOURCE, time_ms=time.time_ns() // 1_000_000))
+        await (await self._demand.send(key=event.key().encode(), value=value, headers=dict(headers)))
+
+
+def run(app: faust.App, stop: Flag, *, on_turn: Callable[[], None]) -> None:
+    """Runs the application until it shall stop; `on_turn` is called about twice a second while it is well.
+
+    Raises:
+        LogError: it ended by itself; the process must be started anew.
+    """
+    asyncio.run(_run(app, stop, on_turn))
+
+
+async def _run(app: faust.App, stop: Flag, on_turn: Callable[[], None]) -> None:
+    app.finalize()
+    await app.start()
+    try:
+        while not stop.is_set():
+            if app.crashed or app.should_stop:
+                raise LogError(f"the demand application ended: {app.crash_reason!r}")
+            on_turn()
+            await asyncio.sleep(0.5)
+    finally:
+        await app.stop()

@@ -1,0 +1,78 @@
+"""Demand of a pool in one window of time. Values in, values out.
+
+A window exists when anything was heard of the pool in it, a worker's lease at least. So no traffic is a window with
+zeros, and no news is no window: nothing is said of such a time.
+"""
+
+from collections.abc import Mapping
+from typing import get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from schemas.events import Event, GenerationAdmitted, GenerationFinished
+from schemas.values import Tier
+
+TIERS: tuple[Tier, ...] = get_args(Tier)
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one tier asked for and got."""
+
+    arrivals: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    started: int = 0
+    """Finished generations whose queue time is in `queue_ms`."""
+    queue_ms: int = 0
+
+    @property
+    def queue_ms_mean(self) -> float:
+        """Mean time in the queue; 0 when nothing finished."""
+        return self.queue_ms / self.started if self.started else 0.0
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool's window."""
+
+    tiers: Mapping[Tier, Demand] = {}
+
+    def demand(self, tier: Tier) -> Demand:
+        """Of one tier; zero when it asked for nothing."""
+        return self.tiers.get(tier, Demand())
+
+
+def after(window: Window | None, event: Event, tier: Tier | None) -> Window:
+    """The window with one more record of its pool.
+
+    Args:
+        window: None: nothing was heard so far.
+        event: any event of `requests` or `workers`.
+        tier: of the reply that a `GenerationFinished` is about; None: not known, then it is not counted.
+    """
+    window = window or Window()
+    match event:
+        case GenerationAdmitted():
+            before = window.demand(event.tier)
+            counted = replace(
+                before,
+                arrivals=before.arrivals + 1,
+                input_tokens=before.input_tokens + event.prompt_tokens_estimate,
+            )
+            return Window(tiers={**window.tiers, event.tier: counted})
+        case GenerationFinished(returned=False) if tier is not None:
+            before = window.demand(tier)
+            counted = replace(
+                before,
+                output_tokens=before.output_tokens + (event.usage.output_tokens if event.usage else 0),
+                started=before.started + 1,
+                queue_ms=before.queue_ms + event.queued_ms,
+            )
+            return Window(tiers={**window.tiers, tier: counted})
+        case _:
+            return window
+
+
+def last_closed(now_ms: int, window_ms: int, grace_ms: int) -> int:
+    """Start of the newest window that is over, `grace_ms` ago at least."""
+    return ((now_ms - grace_ms) // window_ms - 1) * window_ms

@@ -1,0 +1,92 @@
+"""Settings of the four processes: environment variables `TURNLOG_…`, besides those that all processes have."""
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from schemas.models import DEFAULT_MODELS, Model, parse_models
+from streams.dispatch.limits import Limits
+from streams.log.process import ProcessSettings
+from streams.turns.policy import Policy
+
+
+class StreamSettings(ProcessSettings):
+    """What all four know."""
+
+    models: tuple[Model, ...] = DEFAULT_MODELS
+    """All models of the deployment (JSON)."""
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _parse_models(cls, value: object) -> object:
+        return parse_models(value) if isinstance(value, str) else value
+
+    def pools(self) -> tuple[str, ...]:
+        """The pools that the models name."""
+        return tuple(sorted({model.pool for model in self.models}))
+
+
+class TurnsSettings(StreamSettings):
+    """Turns. Limits are per partition of `messages`."""
+
+    deadline_s: float = Field(default=900.0, gt=0, le=86_400)
+    """From acceptance until a reply that has not ended has failed."""
+    sweep_margin_s: float = Field(default=30.0, gt=0, le=3_600)
+    window_chars_max: int = Field(default=400_000, ge=10_000)
+    conversation_messages_max: int = Field(default=2_000, ge=4)
+    conversations_max: int = Field(default=50_000, ge=1)
+    conversations_chars_max: int = Field(default=64_000_000, ge=1_000_000)
+
+    def policy(self) -> Policy:
+        """The values that its rules take."""
+        return Policy(
+            models=self.models,
+            deadline_ms=round(self.deadline_s * 1000),
+            sweep_margin_ms=round(self.sweep_margin_s * 1000),
+            window_chars_max=self.window_chars_max,
+            messages_max=self.conversation_messages_max,
+            conversations_max=self.conversations_max,
+            chars_max=self.conversations_chars_max,
+        )
+
+
+class DispatchSettings(StreamSettings):
+    """Dispatch. Limits are per pool."""
+
+    lease_s: float = Field(default=3.0, ge=1, le=300)
+    """A worker that has not renewed its lease for so long is dead."""
+    attempts_max: int = Field(default=3, ge=1, le=100)
+    queue_max: int = Field(default=10_000, ge=1)
+    queue_chars_max: int = Field(default=256_000_000, ge=1_000_000)
+    ageing_s: float = Field(default=30.0, gt=0)
+    ageing_share: int = Field(default=8, ge=1)
+
+    def limits(self, inboxes: int) -> Limits:
+        """The values that its rules take."""
+        return Limits(
+            lease_ms=round(self.lease_s * 1000),
+            attempts_max=self.attempts_max,
+            queue_max=self.queue_max,
+            queue_chars_max=self.queue_chars_max,
+            ageing_ms=round(self.ageing_s * 1000),
+            ageing_share=self.ageing_share,
+            inboxes=inboxes,
+        )
+
+
+class SettlementSettings(StreamSettings):
+    """Settlement."""
+
+    abandoned_s: float = Field(default=3_600.0, ge=60)
+    """After so long without any event an open reply is given up, with an alarm."""
+    open_replies_max: int = Field(default=200_000, ge=1)
+    open_chars_max: int = Field(default=1_000_000_000, ge=1_000_000)
+
+
+class DemandSettings(StreamSettings):
+    """Demand."""
+
+    demand_window_s: float = Field(default=10.0, ge=1, le=3_600)
+    demand_headroom: float = Field(default=1.25, ge=1, le=10)
+    demand_folder: Path | None = None
+    """For Faust's own files; by default a folder among the temporary ones."""
