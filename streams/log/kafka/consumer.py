@@ -41,7 +41,7 @@ class KafkaConsumer:
         self._names = names
         self._listener = listener
         self._expired: Expired = expired
-        self._owned: set[Partition] = set()
+        self._owned: dict[Partition, int] = {}
         self._ends_seen: dict[Partition, int] = {}
         self._answering: frozenset[tuple[str, int]] = frozenset()
         self._answered_s = 0.0
@@ -183,7 +183,8 @@ class KafkaConsumer:
             self._listener.on_revoked(partitions, lost=lost)
         except LogError as failure:
             self._failure = failure
-        self._owned.difference_update(partitions)
+        for partition in partitions:
+            self._owned.pop(partition, None)
 
     def _failed(self, message: Any) -> None:
         error = message.error()
@@ -204,10 +205,21 @@ class KafkaConsumer:
         if self._expired == "stop":
             raise OffsetExpired(text)
         LOGGER.error("%s; going on from there, as set", text)
-        self.seek({partition: first})
+        # After this error a partition cannot be moved; it has to be given and taken anew.
+        if self._cooperative:
+            self._consumer.incremental_unassign([self._names.place(partition)])
+            self._consumer.incremental_assign(self._names.places({partition: first}))
+        else:
+            self._consumer.assign(self._names.places(self._next_offsets() | {partition: first}))
+
+    def _next_offsets(self) -> dict[Partition, int]:
+        places = [self._names.place(partition) for partition in self._owned]
+        offsets = {self._names.partition(place): place.offset for place in self._consumer.position(places)}
+        return {p: offset if offset >= 0 else self._owned[p] for p, offset in offsets.items()}
 
     def _error(self, error: Any) -> None:
-        if error.code() in _TAKEN_OVER:
+        # A fatal error has a code of its own; what it was stands in its text only.
+        if error.code() in _TAKEN_OVER or (error.code() == KafkaError._FATAL and "fenced" in error.str()):
             self._failure = Fenced(error.str())
         elif error.fatal() or not passing(error):
             self._failure = LogError(error.str())

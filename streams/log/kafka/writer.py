@@ -113,7 +113,7 @@ class KafkaWriter:
                 key,
                 _ANYWHERE if partition is None else partition,
                 appended.delivered,
-                headers=headers,
+                headers=headers if isinstance(headers, list) else list(headers),
             )
         except BufferError as full:
             raise LogFull(f"{topic}: {len(self._producer)} records are waiting for the log") from full
