@@ -84,7 +84,7 @@ class KafkaConsumer:
         except KafkaException as failure:
             if wait:
                 raise NotAppended(f"offsets: {failure.args[0].str()}") from failure
-            report([failure.args[0]])
+            report(failure.args[0])
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         for place in self._names.places(offsets):
@@ -224,7 +224,7 @@ class KafkaConsumer:
         elif error.fatal() or not passing(error):
             self._failure = LogError(error.str())
         else:
-            report([error])
+            report(error)
 
     def _statistics(self, text: str) -> None:
         self._answering = answering(text)
@@ -233,4 +233,4 @@ class KafkaConsumer:
 
 def _committed(error: Any, _: Any) -> None:
     if error is not None:
-        report([error])
+        report(error)

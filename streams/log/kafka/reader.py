@@ -66,7 +66,7 @@ class KafkaReader:
         elif error.fatal():
             raise LogError(error.str())
         elif passing(error):
-            report([error])
+            report(error)
             time.sleep(PAUSE_S)
         else:
             raise LogError(error.str())

@@ -3,7 +3,7 @@
 # ruff: noqa: SLF001 - librdkafka's own error codes begin with an underscore
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -119,7 +119,6 @@ def _about(place: Any) -> str:
     return f"ends of {place.topic}[{place.partition}]"
 
 
-def report(errors: Sequence[Any]) -> None:
-    """Log errors that pass by themselves."""
-    for error in errors:
-        LOGGER.warning("kafka: %s", error.str())
+def report(error: Any) -> None:
+    """Log an error that passes by itself, or that reaches its caller on another way."""
+    LOGGER.warning("kafka: %s", error.str())

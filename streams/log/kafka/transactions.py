@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException, Producer
 
 from streams.log.encoding import encoded
 from streams.log.kafka.consumer import KafkaConsumer
-from streams.log.kafka.records import PAUSE_S, Names, asked
+from streams.log.kafka.records import PAUSE_S, Names, asked, report
 from streams.log.kafka.settings import LOGGER, PATIENCE_S, REQUEST_TIMEOUT_S, Settings
 from streams.log.log import Aborted, Consumer
 from streams.log.steps import Fenced, Output, Partition, StateRecord
@@ -27,7 +27,7 @@ class KafkaTransactions:
         self._names = names
         self._source = source
         self._undelivered: Any = None
-        self._producer: Any = Producer(settings)
+        self._producer: Any = Producer(settings | {"error_cb": report})
         asked(self._producer.init_transactions, "begin of transactions", PATIENCE_S)
 
     def commit(

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException, Producer
 
 from schemas.codec import Headers
 from streams.log.encoding import encoded
-from streams.log.kafka.records import Names
+from streams.log.kafka.records import Names, report
 from streams.log.kafka.settings import Settings
 from streams.log.steps import LogFull, NotAppended, Output, Place
 
@@ -79,7 +79,7 @@ class KafkaWriter:
     """See the rules of this module."""
 
     def __init__(self, settings: Settings, names: Names, source: str) -> None:
-        self._producer: Any = Producer(settings)
+        self._producer: Any = Producer(settings | {"error_cb": report})
         self._names = names
         self._source = source
         self._appended = 0
