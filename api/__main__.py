@@ -1,0 +1,170 @@
+"""One API process: `python -m api [--check]`."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+
+import structlog
+import uvloop
+from granian.constants import Interfaces
+from granian.server.embed import Server
+
+from api.accounts import Accounts, AccountsReader
+from api.app import create_app
+from api.clickhouse_views import ClickHouseViews
+from api.context import Service
+from api.conversations import Conversations
+from api.edge import Edge
+from api.following import Streams
+from api.health import Health
+from api.metrics import Metrics
+from api.redis_live import RedisLive
+from api.redis_store import RedisStore
+from api.sending import Appender, Sender
+from api.settings import ApiSettings
+from api.sse import OpenStreams
+from api.stores import HotStore, StoreDown
+from schemas.ids import Identities
+from schemas.topics import MESSAGES
+from streams.log.kafka.log import KafkaLog
+from streams.log.log import END, Log
+from streams.log.process import Process, main
+from streams.log.steps import LogError, Partition
+
+logger = structlog.get_logger("api")
+
+NAME = "api"
+REQUESTS_BESIDE_STREAMS = 2_000
+
+
+def now_ms() -> int:
+    """Wall clock, ms since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+async def serve(settings: ApiSettings, process: Process) -> None:
+    """Wire everything, serve until a signal, close in reverse order."""
+    metrics = Metrics()
+    ids = Identities(settings.secret.get_secret_value().encode())
+    log = KafkaLog(settings.kafka_bootstrap, settings.namespace, f"{NAME}-{settings.replica}")
+    writer = log.writer(NAME, delivery_timeout_s=settings.append_timeout_s)
+    accounts = Accounts()
+    accounts_reader = AccountsReader(log, accounts)
+    redis_url = settings.redis_url.get_secret_value()
+    hot = RedisStore(redis_url, settings.namespace, metrics)
+    live = RedisLive(redis_url, settings.namespace, metrics)
+    views = ClickHouseViews(settings.clickhouse_url.get_secret_value(), settings.database, metrics)
+    health = Health(accounts_reader, hot, live, views)
+    open_streams = OpenStreams(settings.patience, metrics, settings.streams_max)
+    appender = Appender(writer, settings.append_timeout_s + 1.0)
+    service = Service(
+        ids=ids,
+        models=settings.served,
+        tier_limits=settings.tier_limits,
+        accounts=accounts,
+        sender=Sender(
+            ids=ids,
+            models=settings.served,
+            appender=appender,
+            hot=hot,
+            views=views,
+            tier_limits=settings.tier_limits,
+            metrics=metrics,
+            now_ms=now_ms,
+        ),
+        conversations=Conversations(ids=ids, appender=appender, hot=hot, views=views, now_ms=now_ms),
+        streams=Streams(
+            hot=hot,
+            live=live,
+            views=views,
+            open_streams=open_streams,
+            patience=settings.patience,
+            now_s=asyncio.get_running_loop().time,
+        ),
+        hot=hot,
+        views=views,
+        health=health,
+        metrics=metrics,
+    )
+    server = Server(
+        Edge(create_app(service), metrics),
+        address=settings.api_host,
+        port=settings.api_port,
+        interface=Interfaces.ASGINL,
+        websockets=False,
+        backlog=1024,
+        backpressure=settings.streams_max + REQUESTS_BESIDE_STREAMS,
+        log_enabled=False,
+    )
+    accounts_reader.start()
+    keepers = [
+        asyncio.create_task(work)
+        for work in (
+            live.keep(),
+            open_streams.keep(),
+            health.keep(lambda missing: _report(process, missing)),
+            begin_claims(log, hot),
+        )
+    ]
+    serving = asyncio.create_task(server.serve())
+    logger.info("serving", address=f"http://{settings.api_host}:{settings.api_port}")
+    try:
+        await _stopped(process, serving)
+    finally:
+        health.stopping = True
+        await open_streams.stop(settings.shutdown_s)
+        server.stop()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(serving, settings.shutdown_s)
+        for keeper in reversed(keepers):
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        await views.close()
+        await hot.close()
+        await asyncio.to_thread(accounts_reader.close)
+        await asyncio.to_thread(log.close)
+
+
+async def begin_claims(log: Log, hot: HotStore) -> None:
+    """In a deployment that is new, claims are complete from the first message on: note that, once."""
+    while True:
+        try:
+            if await asyncio.to_thread(_is_empty, log):
+                await hot.claims_begin(0)
+        except (LogError, StoreDown) as error:
+            logger.info("beginning of claims not noted yet", reason=str(error))
+            await asyncio.sleep(1.0)
+        else:
+            return
+
+
+def _is_empty(log: Log) -> bool:
+    partitions = [Partition(MESSAGES.name, number) for number in range(log.partitions(MESSAGES.name))]
+    reader = log.reader(partitions, END)
+    try:
+        return not any(reader.ends().values())
+    finally:
+        reader.close()
+
+
+def _report(process: Process, missing: Sequence[str]) -> None:
+    process.turned(detail=f"missing: {', '.join(missing)}" if missing else "", degraded=bool(missing))
+
+
+async def _stopped(process: Process, serving: "asyncio.Task[None]") -> None:
+    stopped = asyncio.create_task(asyncio.to_thread(process.stop.wait))
+    await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
+    process.stop.set()
+    if serving.done():
+        serving.result()
+
+
+def run(settings: ApiSettings, process: Process) -> None:
+    """Serve on uvloop."""
+    uvloop.run(serve(settings, process))
+
+
+if __name__ == "__main__":
+    sys.exit(main(NAME, ApiSettings, run, sys.argv[1:]))

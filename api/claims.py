@@ -1,0 +1,52 @@
+"""What a claim on a client message id means for a send.
+
+Rules:
+
+1. A claim holds the digest of the body, and a mark once the message is in the log. Another digest is a conflict.
+2. A repeated send whose message is in the log is answered at once. One that is not yet is appended again: the first
+   sender may have died in between, and the conversation's fold ignores the second record.
+3. A fresh claim proves that the id is new only as far back as claims are complete. Where that is not long enough
+   (Redis was lost, or cannot be asked), the view is asked too, while the message is on its way to the log: a second
+   record changes nothing there either.
+"""
+
+import msgspec
+
+from api.stores import Entry
+
+CLAIM_MS = 24 * 3600 * 1000
+APPENDED = "+"
+
+
+class Fresh(msgspec.Struct, frozen=True):
+    """Append. `ask_views`: and look whether the id was used before."""
+
+    ask_views: bool
+    note_begin: bool = False
+    """The store does not know since when claims are complete: note that it begins now."""
+
+
+class Repeated(msgspec.Struct, frozen=True):
+    """Known, with the same body; `appended` says whether it is in the log for certain."""
+
+    appended: bool
+
+
+class Conflicting(msgspec.Struct, frozen=True):
+    """Known, with another body."""
+
+
+UNCLAIMED = Fresh(ask_views=True)
+"""The store that holds the claims does not answer."""
+
+
+def decide(entry: Entry, digest: str, now_ms: int) -> Fresh | Repeated | Conflicting:
+    """What to do with a send that claimed its client message id."""
+    if entry.claimed is None:
+        since_ms = entry.claims_since_ms
+        if since_ms is None:
+            return Fresh(ask_views=True, note_begin=True)
+        return Fresh(ask_views=since_ms > now_ms - CLAIM_MS and since_ms != 0)
+    if entry.claimed.removesuffix(APPENDED) != digest:
+        return Conflicting()
+    return Repeated(appended=entry.claimed.endswith(APPENDED))

@@ -1,0 +1,134 @@
+"""The views on ClickHouse. The only module of the API that imports clickhouse_connect.
+
+Every query names the account, which is the first column of each table's sort key, so `FINAL` reads little.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import clickhouse_connect
+import structlog
+from clickhouse_connect.driver.exceptions import ClickHouseError
+
+from api.clickhouse_queries import CONVERSATION, CONVERSATIONS, FIRST_USE, RECORD_COLUMNS, RECORDS, REPLY, totals
+from api.metrics import Metrics
+from api.stores import ConversationHead, FirstUse, StoreDown, UsageQuery
+from schemas.codec import Undecodable, hot_decode
+from schemas.events import Event, ReplyStored
+
+log = structlog.get_logger()
+
+TIMEOUT_S = 5.0
+CONNECTIONS_MAX = 16
+
+
+class ClickHouseViews:
+    """See `Views`. Connects at the first question, and again after a failure."""
+
+    def __init__(self, url: str, database: str, metrics: Metrics) -> None:
+        self._url = url
+        self._database = database
+        self._metrics = metrics
+        self._client: Any = None
+        self._connecting = asyncio.Lock()
+
+    async def conversation_events(self, account_id: str, conversation_id: str) -> tuple[tuple[int, Event], ...]:
+        rows = await self._rows(CONVERSATION, {"account": account_id, "conversation": conversation_id})
+        events: list[tuple[int, Event]] = []
+        for offset, event in rows:
+            try:
+                events.append((offset, hot_decode(event.encode())))
+            except Undecodable as error:
+                log.warning("row of a conversation cannot be read", conversation_id=conversation_id, reason=str(error))
+        return tuple(events)
+
+    async def stored_reply(self, account_id: str, conversation_id: str, reply_id: str) -> ReplyStored | None:
+        names = {"account": account_id, "conversation": conversation_id, "reply": reply_id}
+        rows = await self._rows(REPLY, names)
+        event = hot_decode(rows[0][0].encode()) if rows else None
+        return event if isinstance(event, ReplyStored) else None
+
+    async def first_use(self, account_id: str, client_message_id: str) -> FirstUse | None:
+        rows = await self._rows(FIRST_USE, {"account": account_id, "client": client_message_id})
+        return FirstUse(digest=rows[0][0]) if rows else None
+
+    async def conversations(
+        self, account_id: str, before: tuple[int, str] | None, limit: int
+    ) -> tuple[ConversationHead, ...]:
+        at_ms, conversation_id = before or (2**62, "")
+        names = {"account": account_id, "at": at_ms, "id": conversation_id, "limit": limit}
+        return tuple(
+            ConversationHead(id=row[0], title=row[1], created_at_ms=row[2], updated_at_ms=row[3], message_count=row[4])
+            for row in await self._rows(CONVERSATIONS, names)
+        )
+
+    async def usage_totals(self, account_id: str, query: UsageQuery) -> tuple[dict[str, Any], ...]:
+        names = {"account": account_id, "from": query.from_day, "to": query.to_day}
+        rows = await self._rows(totals(query.group_by), names)
+        columns = (
+            "group",
+            "currency",
+            "replies",
+            "uncached_input_tokens",
+            "cache_read_input_tokens",
+            "cache_write_input_tokens",
+            "output_tokens",
+            "cost",
+        )
+        return tuple(dict(zip(columns, row, strict=True)) for row in rows)
+
+    async def usage_records(
+        self, account_id: str, query: UsageQuery, after: tuple[str, str, str] | None, limit: int
+    ) -> tuple[dict[str, Any], ...]:
+        day, message_id, kind = after or ("0000-00-00", "", "")
+        names = {
+            "account": account_id,
+            "from": query.from_day,
+            "to": query.to_day,
+            "day": day,
+            "message": message_id,
+            "kind": kind,
+            "limit": limit,
+        }
+        return tuple(dict(zip(RECORD_COLUMNS, row, strict=True)) for row in await self._rows(RECORDS, names))
+
+    async def ping(self) -> None:
+        await self._rows("SELECT 1", {})
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def _rows(self, sql: str, names: Mapping[str, Any]) -> list[Any]:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                client = self._client or await self._connected()
+                result = await client.query(sql, parameters=dict(names))
+                rows: list[Any] = result.result_rows
+                return rows
+        except (ClickHouseError, aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._metrics.store_failures.labels("clickhouse").inc()
+            raise StoreDown("clickhouse", _first_line(error)) from error
+
+    async def _connected(self) -> Any:
+        async with self._connecting:
+            if self._client is None:
+                self._client = await clickhouse_connect.create_async_client(
+                    dsn=self._url,
+                    database=self._database,
+                    connector_limit=CONNECTIONS_MAX,
+                    connector_limit_per_host=CONNECTIONS_MAX,
+                    connect_timeout=int(TIMEOUT_S),
+                    send_receive_timeout=int(TIMEOUT_S),
+                    query_retries=1,
+                    autogenerate_session_id=False,
+                )
+        return self._client
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return re.split(r"[\r\n]", text, maxsplit=1)[0][:300]

@@ -1,0 +1,121 @@
+"""What a request carries through the process: its id, its trace, its caller; and what the process gives to requests."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+import structlog
+from fastapi import Depends, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.accounts import Accounts, Caller
+from api.conversations import Conversations
+from api.following import Streams
+from api.health import Health
+from api.metrics import Metrics
+from api.problems import bad_request, not_found, unauthorised, unavailable
+from api.sending import Sender
+from api.stores import HotStore, Views
+from schemas.ids import Identities, Kind, Parsed, key_hash
+from schemas.models import Model
+from schemas.values import Tier
+from streams.log.trace import child
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+_BEARER = HTTPBearer(auto_error=False, description="An API key.")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """All that the routes use, wired by `__main__`."""
+
+    ids: Identities
+    models: tuple[Model, ...]
+    tier_limits: dict[Tier, int]
+    accounts: Accounts
+    sender: Sender
+    conversations: Conversations
+    streams: Streams
+    hot: HotStore
+    views: Views
+    health: Health
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """A request's id, and its place in a W3C trace."""
+
+    request_id: str
+    traceparent: str
+
+    @classmethod
+    def of(cls, request_id: str | None, traceparent: str | None, made_id: str) -> "Trail":
+        """Taken from the caller's headers where they are good, made otherwise."""
+        good = request_id is not None and REQUEST_ID.fullmatch(request_id) is not None
+        return cls(request_id if good and request_id else made_id, child(traceparent))
+
+
+def service(request: Request) -> Service:
+    """The process's service."""
+    found: Service = request.app.state.service
+    return found
+
+
+def trail(request: Request) -> Trail:
+    """The request's trail, made at the edge."""
+    found: Trail = request.scope["turnlog.trail"]
+    return found
+
+
+async def _service(request: Request) -> Service:
+    return service(request)
+
+
+async def _trail(request: Request) -> Trail:
+    return trail(request)
+
+
+async def _caller(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
+) -> Caller:
+    if credentials is None or not credentials.credentials:
+        raise unauthorised()
+    the = service(request)
+    caller = the.accounts.caller(key_hash(credentials.credentials))
+    if caller is None:
+        if not the.health.accounts_complete:
+            raise unavailable("accounts", "The accounts are still being read from the log (Kafka).", 1.0)
+        raise unauthorised()
+    structlog.contextvars.bind_contextvars(account_id=caller.account_id)
+    return caller
+
+
+TheService = Annotated[Service, Depends(_service)]
+TheTrail = Annotated[Trail, Depends(_trail)]
+TheCaller = Annotated[Caller, Depends(_caller)]
+
+
+def own(the: Service, caller: Caller, text: str, what: str, *kinds: Kind) -> Parsed:
+    """The caller's own id. Raises `Problem` 404, the same for all others."""
+    parsed = the.ids.parse(caller.account_id, text)
+    if parsed is None or parsed.kind not in kinds:
+        raise not_found(what)
+    return parsed
+
+
+def own_reply(the: Service, caller: Caller, text: str) -> Parsed:
+    """The caller's own reply. Raises `Problem` 404, or 400 for a user's message."""
+    parsed = own(the, caller, text, "message", "msg", "rep")
+    if parsed.kind != "rep":
+        raise bad_request([("message_id", "is a user's message; use the id of its reply")], "not_a_reply")
+    return parsed
+
+
+def answer(view: BaseModel, status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(view.model_dump_json(), status, media_type="application/json")

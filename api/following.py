@@ -1,0 +1,147 @@
+"""From a request for a reply's stream to the answer: live, from the buffer, from the stored reply, or why not.
+
+Rules:
+
+1. What the buffer holds is served from the buffer, at any cursor.
+2. A valid id was issued with an accepted message, so a stream that no store knows yet is waited for.
+3. At or behind the end: 204, which makes a browser's EventSource stop. Beyond it, or where only the stored reply is
+   left and the cursor is in its middle: 410 with the message's URL.
+4. While Redis is away, a stored reply is served from ClickHouse and everything else waits.
+"""
+
+from collections.abc import Callable, Mapping
+
+import structlog
+from starlette.responses import Response
+
+from api.accounts import Caller
+from api.problems import bad_request, gone, not_found, unavailable
+from api.reading import Patience, Reader
+from api.replay import Unserved, stored_frames
+from api.sse import EventStream, OpenStreams
+from api.stores import HotStore, LiveFrames, Page, StoreDown, Views
+from schemas.events import ConversationDeleted, ReplyStored
+from schemas.ids import Parsed
+
+log = structlog.get_logger()
+
+CURSOR_DIGITS_MAX = 18
+
+
+def events_url(reply_id: str) -> str:
+    """Where a reply's events are."""
+    return f"/v1/messages/{reply_id}/events"
+
+
+def cursor_of(header: str | None, query: str | None) -> int:
+    """The offset after which to go on: the header wins, since a browser's URL is older than its last event.
+
+    Raises `Problem` 400.
+    """
+    field, text = ("Last-Event-ID", header) if header else ("after", query)
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) <= CURSOR_DIGITS_MAX):
+        raise bad_request([(field, "must be an offset: a whole number from 0")], "invalid_cursor")
+    return int(text)
+
+
+class Streams:
+    """See the rules of this module."""
+
+    def __init__(
+        self,
+        *,
+        hot: HotStore,
+        live: LiveFrames,
+        views: Views,
+        open_streams: OpenStreams,
+        patience: Patience,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._hot = hot
+        self._live = live
+        self._views = views
+        self._open = open_streams
+        self._patience = patience
+        self._now_s = now_s
+
+    def reader(self, caller: Caller, reply: Parsed, cursor: int) -> Reader:
+        """A reader of the stream. Raises `Problem` 503 when this process has too many."""
+        if self._open.full or self._open.stopping:
+            detail = "This process takes no more streams now." if self._open.full else "This process is stopping."
+            raise unavailable("streams", detail, 1.0)
+        return Reader(
+            reply.id,
+            reply.conversation_id,
+            cursor,
+            hot=self._hot,
+            live=self._live,
+            find_stored=lambda: self._views.stored_reply(caller.account_id, reply.conversation_id, reply.id),
+            patience=self._patience,
+            now_s=self._now_s,
+        )
+
+    def stream(self, reader: Reader, first: bytes = b"", headers: Mapping[str, str] | None = None) -> Response:
+        """The answer that a reader fills."""
+        return EventStream(reader, self._open, first=first, headers=headers)
+
+    async def answer(
+        self, caller: Caller, reply: Parsed, cursor: int, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """The stream after a cursor, or 204. Raises `Problem` 404, 410 or 503."""
+        reader = self.reader(caller, reply, cursor)
+        try:
+            page: Page | None = await self._hot.page(
+                reply.id, reply.conversation_id, cursor, self._patience.page_frames
+            )
+        except StoreDown as down:
+            log.warning("stream opened without redis", reason=down.reason)
+            page = None
+        if page is not None and page.deleted:
+            raise not_found("message")
+        if page is not None and page.frames:
+            first = b"".join(page.frames)
+            reader.given(first, cursor + len(page.frames))
+            return self.stream(reader, first, headers)
+        if page is not None and page.newest > 0:
+            if page.ended and cursor == page.newest:
+                return Response(status_code=204)
+            if page.ended:
+                raise gone(f"The stream ended at offset {page.newest}.", f"/v1/messages/{reply.id}")
+            return self.stream(reader, headers=headers)
+        stored = await self._stored(caller, reply)
+        if stored is None:
+            return self.stream(reader, headers=headers)
+        served = stored_frames(stored, cursor)
+        if isinstance(served, Unserved):
+            why = (
+                f"The stream ended at offset {stored.final_offset}."
+                if served.why == "beyond"
+                else "The events after this offset are not kept any more; the message itself is."
+            )
+            raise gone(why, f"/v1/messages/{reply.id}")
+        if not served:
+            return Response(status_code=204)
+        first = b"".join(served)
+        reader.given(first, stored.final_offset)
+        return self.stream(reader, first, headers)
+
+    async def _stored(self, caller: Caller, reply: Parsed) -> ReplyStored | None:
+        """The stored reply, unless it was sent just now. Raises `Problem` 404 for a deleted conversation."""
+        try:
+            recent = await self._hot.recent(reply.conversation_id)
+            if any(reply.id in (getattr(e, "reply_id", ""), getattr(e, "message_id", "")) for _, e in recent.events):
+                return None
+        except StoreDown as down:
+            log.warning("stream without what is recent", reason=down.reason)
+        try:
+            stored = await self._views.stored_reply(caller.account_id, reply.conversation_id, reply.id)
+            if stored is None:
+                events = await self._views.conversation_events(caller.account_id, reply.conversation_id)
+                if any(isinstance(event, ConversationDeleted) for _, event in events):
+                    raise not_found("message")
+        except StoreDown as down:
+            log.warning("stream without the views", reason=down.reason)
+            return None
+        return stored

@@ -1,0 +1,75 @@
+"""The OpenAPI document: made from the routes, the shapes and the bodies."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from api.bodies import ChangeBody, RegenerateBody, SendBody
+from api.problems import MEDIA_TYPE, ProblemView
+
+_REF = "#/components/schemas/{model}"
+_EXAMPLE_STREAM = (
+    'id: 1\nevent: started\ndata: {"message_id":"rep_…","conversation_id":"conv_…","model":"smollm2-135m-instruct",'
+    '"attempt":1}\n\nid: 2\nevent: delta\ndata: {"text":"Rivers"}\n\n'
+    'id: 3\nevent: ended\ndata: {"status":"completed","usage":{"input_tokens":9,"output_tokens":1,'
+    '"cached_input_tokens":0,"cache_write_tokens":0,"counted":true},"timings":null,"error":null}\n\n'
+)
+
+STREAM: dict[str, Any] = {
+    "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE_STREAM}},
+}
+"""What a stream looks like in the document."""
+
+_MEANINGS = {
+    400: "Something in the request is wrong; `errors` says which field and why.",
+    401: "No valid key.",
+    404: "There is no such thing, or it is not the caller's.",
+    409: "The client message id was used with another body.",
+    410: "The cursor cannot be served exactly; `message_url` says where the message is.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON.",
+    429: "The rate limit is reached; `retry_after_s` says when to try again.",
+    503: "Something that is needed does not answer; `code` names it.",
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The refusals of a call, for its `responses`."""
+    schema = {"$ref": _REF.format(model=ProblemView.__name__)}
+    return {
+        status: {"description": _MEANINGS[status], "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses
+    }
+
+
+def body_of(cls: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+    """The body of a call, for its `openapi_extra`."""
+    schema = {"$ref": _REF.format(model=cls.__name__)}
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The whole document; made once."""
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    made = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        license_info=app.license_info,
+    )
+    _, extra = models_json_schema(
+        [(cls, "validation") for cls in (SendBody, RegenerateBody, ChangeBody, ProblemView)], ref_template=_REF
+    )
+    schemas = made.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(extra["$defs"])
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for path in made["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    app.openapi_schema = made
+    return made

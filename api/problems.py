@@ -1,0 +1,137 @@
+"""Errors as `application/problem+json` (RFC 9457): one shape for every refusal that a client can see.
+
+Members: `type`, `title`, `status`, `detail`, `code` (stable, for programs), and where they say something
+`retry_after_s` (with the header `Retry-After`), `errors` (the fields of a bad request, each with its reason) and
+`message_url` (where a stored reply can be read instead of its stream).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from schemas.codec import to_json
+
+MEDIA_TYPE = "application/problem+json"
+DO_NOT_RETRY = {"x-should-retry": "false"}
+
+
+class FieldError(BaseModel):
+    """One member of a request that is wrong."""
+
+    model_config = ConfigDict(frozen=True)
+
+    field: str = Field(examples=["content"])
+    reason: str = Field(examples=["must not be empty"])
+
+
+class ProblemView(BaseModel):
+    """The body of every refusal."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: str = Field(examples=["urn:turnlog:problem:not_found"])
+    title: str = Field(examples=["Not found"])
+    status: int = Field(examples=[404])
+    detail: str = Field(examples=["There is no such message."])
+    code: str = Field(examples=["not_found"])
+    retry_after_s: float | None = None
+    errors: list[FieldError] | None = None
+    message_url: str | None = None
+
+
+class Problem(Exception):
+    """A refusal, to be answered as it stands."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        title: str,
+        detail: str,
+        *,
+        retry_after_s: float | None = None,
+        errors: Sequence[FieldError] = (),
+        message_url: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{status} {code}: {detail}")
+        self.status = status
+        self.code = code
+        self.title = title
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+        self.errors = tuple(errors)
+        self.message_url = message_url
+        self.headers = dict(headers or {})
+
+    def response(self) -> Response:
+        """The answer."""
+        body: dict[str, object] = {
+            "type": f"urn:turnlog:problem:{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+        }
+        headers = dict(self.headers)
+        if self.retry_after_s is not None:
+            body["retry_after_s"] = self.retry_after_s
+            headers["Retry-After"] = str(max(math.ceil(self.retry_after_s), 1))
+        if self.errors:
+            body["errors"] = [{"field": error.field, "reason": error.reason} for error in self.errors]
+        if self.message_url is not None:
+            body["message_url"] = self.message_url
+        return Response(to_json(body), self.status, headers, MEDIA_TYPE)
+
+
+def bad_request(errors: Sequence[tuple[str, str]], code: str = "invalid_request") -> Problem:
+    """400: which fields are wrong, and why."""
+    listed = [FieldError(field=field, reason=reason) for field, reason in errors]
+    detail = "; ".join(f"{error.field}: {error.reason}" for error in listed)
+    return Problem(400, code, "Bad request", detail, errors=listed)
+
+
+def unauthorised() -> Problem:
+    """401: no key, or one that opens nothing."""
+    detail = "Send a valid API key: Authorization: Bearer <key>."
+    return Problem(401, "unauthorised", "Unauthorised", detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def not_found(what: str) -> Problem:
+    """404: absent, deleted, or somebody else's. Nothing in the answer tells which."""
+    return Problem(404, "not_found", "Not found", f"There is no such {what}.")
+
+
+def conflict() -> Problem:
+    """409: the client message id was used for another request."""
+    detail = "This client_message_id was used before, with another body."
+    return Problem(409, "client_message_id_conflict", "Conflict", detail, headers=DO_NOT_RETRY)
+
+
+def gone(detail: str, message_url: str) -> Problem:
+    """410: a cursor that cannot be served exactly; the message itself can be read."""
+    return Problem(410, "cursor_gone", "Gone", detail, message_url=message_url)
+
+
+def too_large(limit: int) -> Problem:
+    """413: a body that is larger than any body may be."""
+    return Problem(413, "body_too_large", "Content too large", f"A request body has at most {limit} bytes.")
+
+
+def unsupported_media_type(got: str) -> Problem:
+    """415: a body that is not declared as JSON."""
+    detail = f"Send the body as application/json, not as {got or 'nothing'}."
+    return Problem(415, "unsupported_media_type", "Unsupported media type", detail)
+
+
+def rate_limited(retry_after_s: float) -> Problem:
+    """429: the account's requests per minute are used up."""
+    detail = f"Too many requests; try again in {retry_after_s:g} s."
+    return Problem(429, "rate_limited", "Too many requests", detail, retry_after_s=retry_after_s)
+
+
+def unavailable(what: str, detail: str, retry_after_s: float = 2.0) -> Problem:
+    """503: something that is needed is down; `what` names it."""
+    return Problem(503, f"{what}_unavailable", "Service unavailable", detail, retry_after_s=retry_after_s)

@@ -1,0 +1,199 @@
+"""The hot store on Redis. The only module of the API that imports redis.
+
+Commands are pipelined without MULTI and each names keys of one account, conversation or reply only. Keys:
+
+    <ns>:rate:<account>                     rate bucket (string, see api.redis_scripts)
+    <ns>:claim:<account>:<client id>        "<digest>" while a send is on its way, "<digest>+" once it is in the log
+    <ns>:claims-since                       since when claims are complete, ms; 0: since the first message
+    <ns>:deleted:<conversation>             the conversation is gone
+    <ns>:hot:<conversation>                 list of "<offset> <event>", what was written lately
+    <ns>:hot-conversations:<account>        sorted set of conversations by time of the last write, ms
+    <ns>:{<reply>}:frames, :head            the stream buffer, written by its projection
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from api.metrics import Metrics
+from api.redis_scripts import TAKE
+from api.stores import BucketState, Claim, Entry, HotConversation, Live, Page, Rate, StoreDown
+from api.tails import END_MARK
+from schemas.codec import Envelope, hot_decode, hot_encode
+from schemas.events import Event
+
+CONNECTIONS_MAX = 16
+TIMEOUT_S = 2.0
+CLAIM_S = 24 * 3600
+HOT_S = 120
+HOT_EVENTS_MAX = 500
+HOT_CONVERSATIONS_MAX = 100
+DELETED_S = 2 * 3600
+
+APPENDED = "+"
+"""Ends a claim whose message is in the log."""
+
+
+class RedisStore:
+    """See `HotStore`."""
+
+    def __init__(self, url: str, namespace: str, metrics: Metrics) -> None:
+        self._ns = namespace
+        self._metrics = metrics
+        pool = redis.BlockingConnectionPool.from_url(
+            url,
+            max_connections=CONNECTIONS_MAX,
+            timeout=TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            retry=Retry(NoBackoff(), 1),
+        )
+        self._redis: redis.Redis = redis.Redis(connection_pool=pool)
+        self._pool = pool
+
+    async def enter(self, account_id: str, conversation_id: str, rate: Rate, claim: Claim | None) -> Entry:
+        pipe = self._redis.pipeline(transaction=False)
+        self._take(pipe, account_id, rate, 1)
+        pipe.exists(self._key("deleted", conversation_id))
+        if claim is not None:
+            pipe.get(self._key("claims-since"))
+            pipe.set(self._claim(account_id, claim), claim.digest, nx=True, get=True, ex=CLAIM_S)
+        answers = await self._execute(pipe)
+        claimed = since = None
+        if claim is not None:
+            since, claimed = answers[2], answers[3]
+        return Entry(
+            bucket=_bucket(answers[0]),
+            deleted=bool(answers[1]),
+            claimed=claimed.decode() if claimed is not None else None,
+            claims_since_ms=int(since) if since is not None else None,
+        )
+
+    async def take(self, account_id: str, rate: Rate, cost: int) -> BucketState:
+        pipe = self._redis.pipeline(transaction=False)
+        self._take(pipe, account_id, rate, cost)
+        return _bucket((await self._execute(pipe))[0])
+
+    async def unclaim(self, account_id: str, claim: Claim) -> None:
+        async with self._answered():
+            await self._redis.delete(self._claim(account_id, claim))
+
+    async def claims_begin(self, since_ms: int) -> None:
+        async with self._answered():
+            await self._redis.set(self._key("claims-since"), since_ms, nx=True)
+
+    async def remember(
+        self,
+        account_id: str,
+        conversation_id: str,
+        events: Sequence[tuple[int, Event]],
+        now_ms: int,
+        claim: Claim | None = None,
+    ) -> None:
+        hot = self._key("hot", conversation_id)
+        listed = self._key("hot-conversations", account_id)
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.rpush(hot, *(_written(offset, event) for offset, event in events))
+        pipe.ltrim(hot, -HOT_EVENTS_MAX, -1)
+        pipe.expire(hot, HOT_S)
+        pipe.zadd(listed, {conversation_id: now_ms})
+        pipe.zremrangebyrank(listed, 0, -HOT_CONVERSATIONS_MAX - 1)
+        pipe.expire(listed, HOT_S)
+        if claim is not None:
+            pipe.set(self._claim(account_id, claim), claim.digest + APPENDED, ex=CLAIM_S)
+        await self._execute(pipe)
+
+    async def recent(self, conversation_id: str) -> HotConversation:
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.exists(self._key("deleted", conversation_id))
+        pipe.lrange(self._key("hot", conversation_id), 0, -1)
+        deleted, entries = await self._execute(pipe)
+        events: list[tuple[int, Event]] = []
+        for entry in entries:
+            offset, _, event = entry.partition(b" ")
+            events.append((int(offset), hot_decode(event)))
+        return HotConversation(deleted=bool(deleted), events=tuple(sorted(events, key=lambda item: item[0])))
+
+    async def recent_conversations(self, account_id: str) -> tuple[str, ...]:
+        async with self._answered():
+            listed: Any = await self._redis.zrevrange(self._key("hot-conversations", account_id), 0, -1)
+        return tuple(conversation_id.decode() for conversation_id in listed)
+
+    async def mark_deleted(self, conversation_id: str, *, deleted: bool) -> None:
+        key = self._key("deleted", conversation_id)
+        async with self._answered():
+            await (self._redis.set(key, 1, ex=DELETED_S) if deleted else self._redis.delete(key))
+
+    async def page(self, reply_id: str, conversation_id: str, after: int, limit: int) -> Page:
+        frames = self._stream(reply_id, "frames")
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.exists(self._key("deleted", conversation_id))
+        pipe.lrange(frames, after, after + limit - 1)
+        pipe.llen(frames)
+        pipe.lindex(frames, -1)
+        deleted, found, newest, last = await self._execute(pipe)
+        return Page(
+            frames=tuple(found),
+            newest=newest,
+            ended=last is not None and END_MARK in last,
+            deleted=bool(deleted),
+        )
+
+    async def live(self, reply_ids: Sequence[str]) -> tuple[Live, ...]:
+        if not reply_ids:
+            return ()
+        pipe = self._redis.pipeline(transaction=False)
+        for reply_id in reply_ids:
+            pipe.hgetall(self._stream(reply_id, "head"))
+            pipe.lrange(self._stream(reply_id, "frames"), 0, -1)
+        answers = await self._execute(pipe)
+        return tuple(
+            Live({name.decode(): value.decode() for name, value in head.items()}, tuple(frames))
+            for head, frames in zip(answers[::2], answers[1::2], strict=True)
+        )
+
+    async def ping(self) -> None:
+        async with self._answered():
+            await self._redis.ping()
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+        await self._pool.aclose()
+
+    def _take(self, pipe: Any, account_id: str, rate: Rate, cost: int) -> None:
+        pipe.eval(TAKE, 1, self._key("rate", account_id), rate.interval_us, rate.per_minute, cost)
+
+    async def _execute(self, pipe: Any) -> list[Any]:
+        async with self._answered():
+            answers: list[Any] = await pipe.execute()
+            return answers
+
+    @asynccontextmanager
+    async def _answered(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except (RedisError, OSError, TimeoutError) as error:
+            self._metrics.store_failures.labels("redis").inc()
+            raise StoreDown("redis", str(error) or type(error).__name__) from error
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((self._ns, *parts))
+
+    def _claim(self, account_id: str, claim: Claim) -> str:
+        return self._key("claim", account_id, claim.client_message_id)
+
+    def _stream(self, reply_id: str, part: str) -> str:
+        return f"{self._ns}:{{{reply_id}}}:{part}"
+
+
+def _written(offset: int, event: Event) -> bytes:
+    return b"%d %s" % (offset, hot_encode(Envelope(event=event, source="")))
+
+
+def _bucket(answer: Sequence[int]) -> BucketState:
+    return BucketState(bool(answer[0]), int(answer[1]), int(answer[2]))

@@ -1,0 +1,153 @@
+"""What concerns the caller's account: usage, limits, models."""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from api import pages
+from api.accounts import rate_of
+from api.context import TheCaller, TheService, answer
+from api.openapi import problems
+from api.problems import bad_request, unavailable
+from api.routes.conversations import Cursor, Limit
+from api.shapes import (
+    BucketView,
+    LimitsView,
+    ModelsView,
+    ModelView,
+    PriceView,
+    UsageRecordPage,
+    UsageRecordView,
+    UsageTotal,
+    UsageTotals,
+    timestamp,
+)
+from api.stores import StoreDown, UsageQuery
+from schemas.limits import PAGE_DEFAULT
+from schemas.models import Model
+
+router = APIRouter(prefix="/v1", tags=["account"])
+
+DAYS_DEFAULT = 30
+
+From = Annotated[date | None, Query(alias="from", description="First day, UTC. Absent: 30 days before `to`.")]
+To = Annotated[date | None, Query(description="Last day, UTC. Absent: today.")]
+
+
+@router.get("/usage", summary="Usage totals", response_model=UsageTotals, responses=problems(400, 401, 503))
+async def usage(
+    the: TheService,
+    caller: TheCaller,
+    from_: From = None,
+    to: To = None,
+    group_by: Annotated[Literal["day", "model", "conversation"] | None, Query()] = None,
+) -> Response:
+    """Sums of the caller's usage records, per group and currency; both days are included."""
+    query = _query(from_, to, group_by)
+    try:
+        rows = await the.views.usage_totals(caller.account_id, query)
+    except StoreDown as down:
+        raise _usage_away() from down
+    totals = [
+        UsageTotal(**(row | {"group": row["group"] if group_by else None, "cost": plain(row["cost"])})) for row in rows
+    ]
+    return answer(UsageTotals(from_day=query.from_day, to_day=query.to_day, group_by=group_by, data=totals))
+
+
+@router.get(
+    "/usage/records", summary="Usage records", response_model=UsageRecordPage, responses=problems(400, 401, 503)
+)
+async def records(
+    the: TheService,
+    caller: TheCaller,
+    from_: From = None,
+    to: To = None,
+    limit: Limit = PAGE_DEFAULT,
+    cursor: Cursor = None,
+) -> Response:
+    """The records that make up the totals, each once: by day, message and kind."""
+    place = pages.read(cursor, pages.RecordPlace)
+    try:
+        rows = await the.views.usage_records(caller.account_id, _query(from_, to, None), place, limit + 1)
+    except StoreDown as down:
+        raise _usage_away() from down
+    page = rows[:limit]
+    last = page[-1] if len(rows) > limit else None
+    after = (last["usage_day"], last["message_id"], last["record_kind"]) if last else None
+    return answer(
+        UsageRecordPage(data=[_record(row) for row in page], next_cursor=pages.written(after) if after else None)
+    )
+
+
+@router.get("/limits", summary="Limits", response_model=LimitsView, responses=problems(401))
+async def limits(the: TheService, caller: TheCaller) -> Response:
+    """The caller's buckets. `requests`: sends and regenerations."""
+    rate = rate_of(caller, the.tier_limits)
+    available: int | None = None
+    try:
+        available = (await the.hot.take(caller.account_id, rate, 0)).available
+    except StoreDown:
+        # Not limited while Redis is away: said by null.
+        available = None
+    bucket = BucketView(
+        name="requests",
+        capacity=rate.per_minute,
+        available=available,
+        refill_per_s=round(rate.per_minute / 60, 6),
+        reserved=0,
+    )
+    return answer(LimitsView(data=[bucket]))
+
+
+@router.get("/models", summary="Models", response_model=ModelsView, responses=problems(401))
+async def models(the: TheService, caller: TheCaller) -> Response:  # noqa: ARG001 - a key is needed to see them
+    """What the caller may use; `auto` is the first one."""
+    return answer(ModelsView(data=[_model(model) for model in the.models]))
+
+
+def plain(number: str) -> str:
+    """A decimal number without zeros that say nothing."""
+    whole, point, fraction = number.partition(".")
+    fraction = fraction.rstrip("0")
+    return f"{whole}.{fraction}" if point and fraction else whole
+
+
+def _query(from_: date | None, to: date | None, group_by: str | None) -> UsageQuery:
+    last = to or datetime.now(UTC).date()
+    try:
+        first = from_ or last - timedelta(days=DAYS_DEFAULT)
+    except OverflowError:
+        first = date.min
+    if first > last:
+        raise bad_request([("from", "must not be after to")])
+    return UsageQuery(from_day=first.isoformat(), to_day=last.isoformat(), group_by=group_by)
+
+
+def _record(row: dict[str, Any]) -> UsageRecordView:
+    members = {name: value for name, value in row.items() if name != "ended_at_ms"}
+    changed = {"cost": plain(row["cost"]), "counted": bool(row["counted"]), "ended_at": timestamp(row["ended_at_ms"])}
+    return UsageRecordView(**(members | changed))
+
+
+def _model(model: Model) -> ModelView:
+    price = model.price
+    return ModelView(
+        name=model.name,
+        context_tokens=model.context_tokens,
+        output_tokens_max=model.output_tokens_max,
+        output_tokens_default=model.output_tokens_default,
+        price=PriceView(
+            version=price.version,
+            currency=price.currency,
+            input=str(price.input),
+            cached_input=str(price.cached_input),
+            cache_write=str(price.cache_write),
+            output=str(price.output),
+        ),
+    )
+
+
+def _usage_away() -> Exception:
+    return unavailable("clickhouse", "Usage is read from ClickHouse, which does not answer.")

@@ -1,0 +1,248 @@
+"""From a request to the log: sends, regenerations, cancels. Answers come after Kafka's acknowledgement only.
+
+While Redis is away, sends go on: the rate is not limited, the claim is checked in the view (`api.claims`), and the
+next read may not show the message before the view has it.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+import structlog
+
+from api import claims
+from api.accounts import Caller, rate_of
+from api.bodies import Generation, RegenerateBody, SendBody, check_model_limits, digest, unknown_model
+from api.metrics import Metrics
+from api.problems import bad_request, conflict, not_found, rate_limited, unavailable
+from api.stores import Claim, Entry, FirstUse, HotStore, StoreDown, Views
+from schemas.events import CancellationRequested, Event, MessageSubmitted, RegenerationRequested
+from schemas.ids import Identities, Parsed
+from schemas.models import Model, find
+from schemas.values import Tier
+from streams.log.steps import LogFull, NotAppended, Output, Place, Writer
+
+log = structlog.get_logger()
+
+ASK_VIEWS_S = 1.0
+
+Request = MessageSubmitted | RegenerationRequested
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What is in the log now. `repeated`: it was before."""
+
+    event: Request
+    repeated: bool
+
+
+class Appender:
+    """Writes to the log and waits for the acknowledgement."""
+
+    def __init__(self, writer: Writer, timeout_s: float) -> None:
+        self._writer = writer
+        self._timeout_s = timeout_s
+
+    async def append(self, events: Sequence[Event], traceparent: str) -> list[Place]:
+        """The places of the events, in order. Raises `Problem` 503 when the log does not take them."""
+        try:
+            appended = [self._writer.append(Output(event=event, traceparent=traceparent)) for event in events]
+            async with asyncio.timeout(self._timeout_s):
+                return [await one for one in appended]
+        except (LogFull, NotAppended, TimeoutError) as error:
+            log.warning("not appended", reason=str(error) or "no acknowledgement in time")
+            detail = (
+                "The log (Kafka) did not acknowledge in time. Send the same again: with a client_message_id it is"
+                " taken once, whatever became of this try."
+            )
+            raise unavailable("kafka", detail) from error
+
+
+class Sender:
+    """See the rules of this module and of `api.claims`."""
+
+    def __init__(
+        self,
+        *,
+        ids: Identities,
+        models: tuple[Model, ...],
+        appender: Appender,
+        hot: HotStore,
+        views: Views,
+        tier_limits: dict[Tier, int],
+        metrics: Metrics,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._ids = ids
+        self._models = models
+        self._appender = appender
+        self._hot = hot
+        self._views = views
+        self._tier_limits = tier_limits
+        self._metrics = metrics
+        self._now_ms = now_ms
+
+    def submission(self, caller: Caller, body: SendBody) -> MessageSubmitted:
+        """The event of a send. Raises `Problem` for a bad model, conversation or parent."""
+        self._check_model(body)
+        account_id, client_id = caller.account_id, body.client_message_id
+        if body.conversation_id is None:
+            conversation_id = self._ids.conversation(account_id, client_id)
+        else:
+            conversation_id = self._own_conversation(account_id, body.conversation_id)
+            self._check_parent(account_id, conversation_id, body.parent_id)
+        return MessageSubmitted(
+            conversation_id=conversation_id,
+            message_id=self._ids.message(account_id, conversation_id, client_id),
+            reply_id=self._ids.reply(account_id, conversation_id, client_id),
+            account_id=account_id,
+            tier=caller.tier,
+            content=body.content,
+            body_digest=digest(body),
+            submitted_at_ms=self._now_ms(),
+            new_conversation=body.conversation_id is None,
+            client_message_id=client_id,
+            parent_id=body.parent_id,
+            model=body.model,
+            max_output_tokens=body.max_output_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            seed=body.seed,
+            stop=tuple(body.stop),
+            system=body.system,
+        )
+
+    def regeneration(self, caller: Caller, regenerated: Parsed, body: RegenerateBody) -> RegenerationRequested:
+        """The event of a regeneration. Raises `Problem` for a bad model."""
+        self._check_model(body)
+        account_id, client_id = caller.account_id, body.client_message_id
+        return RegenerationRequested(
+            conversation_id=regenerated.conversation_id,
+            reply_id=self._ids.reply(account_id, regenerated.conversation_id, client_id),
+            regenerated_id=regenerated.id,
+            account_id=account_id,
+            tier=caller.tier,
+            body_digest=digest(body, regenerated_id=regenerated.id),
+            submitted_at_ms=self._now_ms(),
+            client_message_id=client_id,
+            model=body.model,
+            max_output_tokens=body.max_output_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            seed=body.seed,
+            stop=tuple(body.stop),
+        )
+
+    async def submit(self, caller: Caller, event: Request, traceparent: str) -> Sent:
+        """Bring it into the log, once. Raises `Problem` 404, 409, 429 or 503."""
+        client_id = event.client_message_id
+        claim = Claim(client_id, event.body_digest) if client_id is not None else None
+        entry = await self._enter(caller, event, claim)
+        decision: claims.Fresh | claims.Repeated | claims.Conflicting = claims.Fresh(ask_views=False)
+        if claim is not None:
+            decision = claims.decide(entry, claim.digest, event.submitted_at_ms) if entry else claims.UNCLAIMED
+        if entry is not None:
+            await self._refuse(caller, entry, claim if isinstance(decision, claims.Fresh) else None)
+        if isinstance(decision, claims.Conflicting):
+            raise conflict()
+        if isinstance(decision, claims.Repeated) and decision.appended:
+            self._metrics.repeated_sends.inc()
+            return Sent(event, repeated=True)
+        asked = asyncio.ensure_future(self._first_use(caller, claim)) if _asks_views(decision) and claim else None
+        try:
+            (place,) = await self._appender.append((event,), traceparent)
+            first = await asked if asked is not None else None
+        finally:
+            if asked is not None:
+                asked.cancel()
+        if first is not None and claim is not None and first.digest != claim.digest:
+            await self._unclaim(caller, claim)
+            raise conflict()
+        await self._remember(caller, event, place, claim)
+        if isinstance(decision, claims.Fresh) and decision.note_begin:
+            await self._note_begin()
+        repeated = first is not None or isinstance(decision, claims.Repeated)
+        if repeated:
+            self._metrics.repeated_sends.inc()
+        return Sent(event, repeated=repeated)
+
+    async def cancel(self, caller: Caller, reply: Parsed, traceparent: str) -> None:
+        """Ask that a reply stop."""
+        event = CancellationRequested(
+            conversation_id=reply.conversation_id,
+            reply_id=reply.id,
+            account_id=caller.account_id,
+            requested_at_ms=self._now_ms(),
+        )
+        await self._appender.append((event,), traceparent)
+
+    async def _enter(self, caller: Caller, event: Request, claim: Claim | None) -> Entry | None:
+        rate = rate_of(caller, self._tier_limits)
+        try:
+            return await self._hot.enter(caller.account_id, event.conversation_id, rate, claim)
+        except StoreDown as down:
+            self._metrics.degraded_sends.inc()
+            log.warning("send without redis", reason=down.reason)
+            return None
+
+    async def _refuse(self, caller: Caller, entry: Entry, fresh: Claim | None) -> None:
+        if entry.bucket.allowed and not entry.deleted:
+            return
+        if fresh is not None:
+            await self._unclaim(caller, fresh)
+        if entry.deleted:
+            raise not_found("conversation")
+        raise rate_limited(max(entry.bucket.retry_after_ms, 1) / 1000)
+
+    async def _first_use(self, caller: Caller, claim: Claim) -> FirstUse | None:
+        try:
+            async with asyncio.timeout(ASK_VIEWS_S):
+                return await self._views.first_use(caller.account_id, claim.client_message_id)
+        except (StoreDown, TimeoutError) as error:
+            log.warning("client message id not checked in the view", reason=str(error))
+            return None
+
+    async def _remember(self, caller: Caller, event: Request, place: Place, claim: Claim | None) -> None:
+        try:
+            await self._hot.remember(
+                caller.account_id, event.conversation_id, ((place.offset, event),), self._now_ms(), claim
+            )
+        except StoreDown as down:
+            log.warning("send not remembered", reason=down.reason)
+
+    async def _unclaim(self, caller: Caller, claim: Claim) -> None:
+        try:
+            await self._hot.unclaim(caller.account_id, claim)
+        except StoreDown as down:
+            log.warning("claim not given back", reason=down.reason)
+
+    async def _note_begin(self) -> None:
+        try:
+            await self._hot.claims_begin(self._now_ms())
+        except StoreDown as down:
+            log.warning("beginning of claims not noted", reason=down.reason)
+
+    def _check_model(self, body: Generation) -> None:
+        model = find(self._models, body.model)
+        if model is None:
+            raise unknown_model([model.name for model in self._models])
+        check_model_limits(model.output_tokens_max, body.max_output_tokens)
+
+    def _own_conversation(self, account_id: str, text: str) -> str:
+        parsed = self._ids.parse(account_id, text)
+        if parsed is None or parsed.kind != "conv":
+            raise not_found("conversation")
+        return parsed.id
+
+    def _check_parent(self, account_id: str, conversation_id: str, text: str | None) -> None:
+        if text is None or text == conversation_id:
+            return
+        parsed = self._ids.parse(account_id, text)
+        if parsed is None:
+            raise not_found("message")
+        if parsed.conversation_id != conversation_id:
+            raise bad_request([("parent_id", "is not a message of this conversation")])
+
+
+def _asks_views(decision: claims.Fresh | claims.Repeated | claims.Conflicting) -> bool:
+    return isinstance(decision, claims.Fresh) and decision.ask_views

@@ -1,0 +1,72 @@
+"""Settings of an API process, from TURNLOG_… variables."""
+
+from pydantic import Field, SecretStr, field_validator
+
+from api.reading import Patience
+from schemas.models import DEFAULT_MODELS, Model, parse_models
+from schemas.values import Tier
+from streams.log.process import ProcessSettings
+
+
+class ApiSettings(ProcessSettings):
+    """Times are in seconds, unless the name says otherwise."""
+
+    redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    clickhouse_url: SecretStr = SecretStr("http://127.0.0.1:8123")
+    secret: SecretStr = Field(min_length=16)
+    """Keys the tags of all ids: the same in every API process, kept for ever."""
+    models: str | None = None
+    """JSON list of `schemas.models.Model`."""
+
+    api_host: str = "127.0.0.1"
+    api_port: int = Field(default=8080, ge=1, le=65535)
+    """Several processes may share one: the kernel spreads connections (SO_REUSEPORT)."""
+
+    requests_per_minute_free: int = Field(default=60, ge=1, le=60_000_000)
+    requests_per_minute_paid: int = Field(default=60_000, ge=1, le=60_000_000)
+
+    append_timeout_s: float = Field(default=10.0, gt=0)
+    """How long a send waits for Kafka before it is answered with 503."""
+    heartbeat_s: float = Field(default=15.0, gt=0)
+    send_timeout_s: float = Field(default=30.0, gt=0)
+    """A reader that takes nothing for so long is cut off."""
+    outage_s: float = Field(default=120.0, gt=0)
+    """How long an open stream outlives Redis."""
+    stream_idle_s: float = Field(default=900.0, gt=0)
+    """How long a stream stays open without an event."""
+    streams_max: int = Field(default=20_000, ge=1)
+    """Open streams of this process; more are answered with 503."""
+    shutdown_s: float = Field(default=5.0, gt=0)
+
+    @field_validator("models")
+    @classmethod
+    def _models_are_valid(cls, value: str | None) -> str | None:
+        if value:
+            parse_models(value)
+        return value or None
+
+    @property
+    def served(self) -> tuple[Model, ...]:
+        """The models."""
+        return parse_models(self.models) if self.models else DEFAULT_MODELS
+
+    @property
+    def tier_limits(self) -> dict[Tier, int]:
+        """Requests per minute of each tier."""
+        return {"free": self.requests_per_minute_free, "paid": self.requests_per_minute_paid}
+
+    @property
+    def database(self) -> str:
+        """Name of the ClickHouse database."""
+        return self.namespace.replace("-", "_").replace(".", "_")
+
+    @property
+    def patience(self) -> Patience:
+        """How long streams wait."""
+        return Patience(
+            heartbeat_s=self.heartbeat_s,
+            send_timeout_s=self.send_timeout_s,
+            outage_s=self.outage_s,
+            idle_s=self.stream_idle_s,
+            page_frames=1000,
+        )

@@ -1,0 +1,217 @@
+"""Answers, as clients see them; the OpenAPI document is made of these. Times are RFC 3339, UTC."""
+
+from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.values import MessageStatus, Role
+
+EXAMPLE_CONVERSATION = "conv_068c9t5qv7ig1hq0k3m8e2b4n5r7s0"
+EXAMPLE_REPLY = "rep_068c9t5qv7ig1hq0k3m8e2b4n5r7s01h2j3k4l5m6n7o8p9q0r"
+
+
+class Shape(BaseModel):
+    """Base of the answers."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class UsageView(Shape):
+    """Tokens of one reply. `input_tokens` includes cached ones."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_input_tokens: int
+    cache_write_tokens: int
+    counted: bool = Field(description="True: counted by the engine. False: estimated from what was streamed.")
+
+
+class TimingsView(Shape):
+    """Milliseconds since the message was accepted."""
+
+    queued_ms: int
+    first_token_ms: int | None
+    total_ms: int
+
+
+class ErrorView(Shape):
+    """Why a reply was refused or failed."""
+
+    code: str
+    detail: str
+
+
+class MessageView(Shape):
+    """A message; a reply is one whose role is assistant.
+
+    `parent_id`, `siblings` and `position` are null where they are not known yet: in the answer to a send, and while
+    the conversation's view cannot be read.
+    """
+
+    id: str
+    conversation_id: str
+    role: Role
+    status: MessageStatus
+    text: str
+    model: str | None
+    parent_id: str | None
+    siblings: list[str] | None
+    position: int | None
+    attempt: int | None
+    usage: UsageView | None
+    timings: TimingsView | None
+    offset: int | None = Field(description="Offset of the newest event of a reply's stream.")
+    error: ErrorView | None
+    created_at: str | None
+    client_message_id: str | None
+
+
+class SentView(Shape):
+    """What a send or a regeneration began."""
+
+    conversation_id: str
+    message: MessageView | None
+    """The user's message; null after a regeneration while the conversation's view cannot be read."""
+    reply: MessageView
+    events_url: str = Field(examples=[f"/v1/messages/{EXAMPLE_REPLY}/events"])
+
+
+class MessagePage(Shape):
+    """Messages of a conversation, by position."""
+
+    data: list[MessageView]
+    next_cursor: str | None
+
+
+class ConversationView(Shape):
+    """A conversation with its current branch: ids of its messages, from the first to the newest."""
+
+    id: str
+    title: str
+    created_at: str
+    updated_at: str
+    message_count: int
+    branch: list[str]
+
+
+class ConversationItem(Shape):
+    """A conversation in a listing."""
+
+    id: str
+    title: str
+    created_at: str
+    updated_at: str
+    message_count: int
+
+
+class ConversationPage(Shape):
+    """Conversations, the latest changed first."""
+
+    data: list[ConversationItem]
+    next_cursor: str | None
+
+
+class UsageTotal(Shape):
+    """Sums over the usage records of one group. `cost` is a decimal number, exact."""
+
+    group: str | None
+    currency: str
+    replies: int
+    uncached_input_tokens: int
+    cache_read_input_tokens: int
+    cache_write_input_tokens: int
+    output_tokens: int
+    cost: str
+
+
+class UsageTotals(Shape):
+    """The caller's usage, both days included."""
+
+    from_day: str
+    to_day: str
+    group_by: Literal["day", "model", "conversation"] | None
+    data: list[UsageTotal]
+
+
+class UsageRecordView(Shape):
+    """One record; `message_id` is the reply's."""
+
+    usage_day: str
+    message_id: str
+    record_kind: str
+    conversation_id: str
+    model: str
+    status: str
+    uncached_input_tokens: int
+    cache_read_input_tokens: int
+    cache_write_input_tokens: int
+    output_tokens: int
+    counted: bool
+    cost: str
+    currency: str
+    price_version: str
+    ended_at: str
+
+
+class UsageRecordPage(Shape):
+    """Records by day, message and kind."""
+
+    data: list[UsageRecordView]
+    next_cursor: str | None
+
+
+class BucketView(Shape):
+    """One limit, as a bucket that refills evenly."""
+
+    name: str = Field(examples=["requests"])
+    capacity: int
+    available: int | None = Field(description="Null while the buckets cannot be read; requests are not limited then.")
+    refill_per_s: float
+    reserved: int
+
+
+class LimitsView(Shape):
+    """The caller's limits."""
+
+    data: list[BucketView]
+
+
+class PriceView(Shape):
+    """Per million tokens."""
+
+    version: str
+    currency: str
+    input: str
+    cached_input: str
+    cache_write: str
+    output: str
+
+
+class ModelView(Shape):
+    """A model that the caller may use."""
+
+    name: str
+    context_tokens: int
+    output_tokens_max: int
+    output_tokens_default: int
+    price: PriceView
+
+
+class ModelsView(Shape):
+    """The models; `auto` is the first one."""
+
+    data: list[ModelView]
+
+
+class ReadyView(Shape):
+    """Whether this process can serve, and what is missing."""
+
+    status: Literal["ready", "not_ready"]
+    missing: list[str]
+
+
+def timestamp(time_ms: int) -> str:
+    """RFC 3339, UTC, with milliseconds."""
+    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03d}Z"
