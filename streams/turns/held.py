@@ -61,6 +61,11 @@ def _chars(message: Message) -> int:
     return MESSAGE_CHARS + len(message.text) + (len(system or "") if message.role == "user" else 0)
 
 
+def text_chars(held: Held) -> int:
+    """Its size without what each message costs beside its text."""
+    return held.chars - MESSAGE_CHARS * (1 + len(held.conversation.messages))
+
+
 def next_due_ms(held: Held) -> int | None:
     """When the sweeper has to look after the conversation; None: it has no open reply."""
     return min((open_.due_ms for open_ in held.open.values()), default=None)
@@ -72,7 +77,8 @@ def without_old_text(held: Held, chars_max: int) -> Held:
     Never those from the newest turn on, nor from the oldest open reply's on. A forgotten message keeps its identity,
     place, parents and system prompt.
     """
-    if held.chars <= chars_max:
+    chars = text_chars(held)
+    if chars <= chars_max:
         return held
     messages = held.conversation.messages
     keep_from = min(
@@ -81,7 +87,7 @@ def without_old_text(held: Held, chars_max: int) -> Held:
     )
     users = [message.position for message in messages.values() if message.role == "user"]
     keep_from = min(keep_from, max(users, default=keep_from))
-    until, chars = held.stubs_until, held.chars
+    until = held.stubs_until
     for message in messages.values():
         if message.position <= held.stubs_until:
             continue

@@ -6,7 +6,7 @@ from schemas.models import DEFAULT_MODELS, Model
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations are milliseconds of the wall clock; sizes are characters, with `MESSAGE_CHARS` more a message."""
+    """Durations are milliseconds of the wall clock."""
 
     models: tuple[Model, ...] = DEFAULT_MODELS
     deadline_ms: int = 900_000
@@ -14,13 +14,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     sweep_margin_ms: int = 30_000
     """So long after its deadline a reply without a stored end is ended by the sweeper; then doubling."""
     window_chars_max: int = 400_000
-    """Text held of one conversation: above it the oldest half is forgotten. At twice this: `conversation_full`."""
+    """Characters of text held of one conversation: above it the oldest are forgotten, until half is left. At twice this
+    (of system prompts, which stay): `conversation_full`."""
     messages_max: int = 2_000
     """Messages of one conversation; one more is refused, `conversation_full`."""
     conversations_max: int = 50_000
     """Conversations of one partition; above it the least recently active are archived."""
     chars_max: int = 64_000_000
-    """Text held of one partition; above it the same."""
+    """Characters held of one partition, 1,000 more a message; above it the same."""
     early_max: int = 10_000
     """Cancellations of one partition that came before their message; above it the oldest is forgotten."""
     early_ttl_ms: int = 3_600_000

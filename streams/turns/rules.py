@@ -22,7 +22,7 @@ from schemas.values import EndStatus, Failure
 from streams.log.steps import Output
 from streams.turns import admission
 from streams.turns.admission import Ready, Refused, Request, Waiting
-from streams.turns.held import Held, Open, weighed, without_old_text
+from streams.turns.held import Held, Open, text_chars, weighed, without_old_text
 from streams.turns.policy import Policy
 
 SOURCE = "streams/turns"
@@ -59,7 +59,7 @@ def _refused(held: Held, request: Request, policy: Policy) -> Failure | None:
         return admission.DELETED
     if held.conversation.account_id != request.account_id:
         return admission.UNKNOWN
-    full = len(held.conversation.messages) + 2 > policy.messages_max or held.chars > 2 * policy.window_chars_max
+    full = len(held.conversation.messages) + 2 > policy.messages_max or text_chars(held) > 2 * policy.window_chars_max
     return admission.FULL if full else None
 
 

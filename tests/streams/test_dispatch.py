@@ -1,0 +1,426 @@
+"""Dispatch: who gets what when, and what happens to it when something goes wrong."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.events import (
+    Event,
+    GenerationEnded,
+    GenerationQueued,
+    GenerationRequested,
+    GenerationReset,
+    GenerationRevoked,
+    NoticeGiven,
+)
+from schemas.values import Notice, PromptMessage, Sampling
+from streams.dispatch.limits import Limits
+from streams.dispatch.rules import ANY_ATTEMPT
+from streams.dispatch.step import Dispatch
+from tests.streams.driver import NUMBER, Driver, of
+from tests.streams.events import (
+    NOW,
+    admitted,
+    finished,
+    gen_cancelled,
+    gen_declined,
+    leased,
+    registered,
+    released,
+)
+
+
+def driver(**limits: int) -> Driver:
+    return Driver(lambda: Dispatch(frozenset({"default"}), Limits(**limits)))
+
+
+def given_to(events: list[Event]) -> list[tuple[str, int]]:
+    return [(event.reply_id, event.attempt) for event in of(events, GenerationRequested)]
+
+
+def ends(drive: Driver) -> list[tuple[str, str, str]]:
+    return [(e.reply_id, e.status, e.error.code if e.error else "") for e in of(drive.after, GenerationEnded)]
+
+
+def test_a_request_opens_its_stream_and_goes_to_a_worker() -> None:
+    drive = driver()
+    drive.take(registered())
+    taken = drive.take(admitted(1, notices=(Notice(code="output_shortened", detail="x"),)))
+    assert [type(event) for event in drive.before] == [GenerationQueued, NoticeGiven]
+    [request] = of(taken, GenerationRequested)
+    assert (request.generation_id, request.attempt, request.epoch) == ("gen_1_1", 1, 0)
+    assert (drive.outputs[0].topic, drive.outputs[0].partition) == ("inference.default.free", 0)
+    assert drive.take(finished(1)) == []
+    assert drive.live_keys() == {"default/worker/0"}
+
+
+def test_a_request_waits_until_a_worker_comes() -> None:
+    drive = driver()
+    assert drive.take(admitted(1)) == []
+    assert given_to(drive.take(registered(inbox=3))) == [("rep_1", 1)]
+    assert drive.outputs[0].partition == 3
+
+
+def test_a_repeated_admission_is_ignored_also_after_its_end() -> None:
+    drive = driver()
+    drive.take(registered(), admitted(1))
+    assert drive.take(admitted(1)) == []
+    drive.take(finished(1))
+    assert drive.take(admitted(1)) == []
+    assert len(of(drive.before, GenerationQueued)) == 1
+
+
+def test_paid_goes_before_free_and_each_in_the_order_of_admission() -> None:
+    drive = driver()
+    drive.take(admitted(1), admitted(2, tier="paid"), admitted(3), admitted(4, tier="paid"))
+    taken = drive.take(registered(slots=3))
+    assert [reply_id for reply_id, _ in given_to(taken)] == ["rep_2", "rep_4", "rep_1"]
+
+
+def test_an_aged_free_request_gets_its_share() -> None:
+    drive = driver(ageing_ms=1_000, ageing_share=4)
+    drive.take(admitted(0), *(admitted(n, tier="paid") for n in range(1, 9)))
+    drive.now_ms += 2_000
+    taken = [reply_id for reply_id, _ in given_to(drive.take(registered(slots=9)))]
+    assert taken.index("rep_0") == 3
+
+
+def test_a_free_request_that_is_young_gets_no_share() -> None:
+    drive = driver(ageing_ms=1_000, ageing_share=4)
+    drive.take(admitted(0), *(admitted(n, tier="paid") for n in range(1, 9)))
+    taken = [reply_id for reply_id, _ in given_to(drive.take(registered(slots=9)))]
+    assert taken[-1] == "rep_0"
+
+
+def test_no_worker_holds_more_than_its_slots() -> None:
+    drive = driver()
+    drive.take(registered(slots=2), *(admitted(n) for n in range(5)))
+    assert len(given_to([output.event for output in drive.outputs])) == 2
+    assert drive.take(leased(free_slots=2)) == []
+    assert given_to(drive.take(finished(0))) == [("rep_2", 1)]
+
+
+def test_a_worker_that_says_it_is_full_gets_nothing_until_it_says_otherwise() -> None:
+    drive = driver()
+    drive.take(registered(), leased(free_slots=0))
+    assert drive.take(admitted(1)) == []
+    assert given_to(drive.take(leased(free_slots=1))) == [("rep_1", 1)]
+
+
+def test_kv_tokens_are_room_too_and_one_that_is_larger_than_the_worker_goes_alone() -> None:
+    drive = driver()
+    drive.take(registered(slots=8, kv_tokens=250))
+    drive.take(*(admitted(n) for n in range(3)))
+    assert len(of([o.event for o in drive.outputs], GenerationRequested)) == 2
+    drive.take(finished(0), finished(1), finished(2))
+    big = admitted(9, sampling=Sampling(max_output_tokens=5_000))
+    assert given_to(drive.take(finished(2), big)) == [("rep_9", 1)]
+    assert drive.take(admitted(10)) == []
+
+
+def test_a_draining_worker_gets_nothing() -> None:
+    drive = driver()
+    drive.take(registered(), leased(draining=True))
+    assert drive.take(admitted(1)) == []
+
+
+def test_a_request_goes_only_to_a_worker_with_its_model() -> None:
+    drive = driver()
+    drive.take(registered(model="other"))
+    assert drive.take(admitted(1)) == []
+    assert given_to(drive.take(admitted(2, model="other"))) == [("rep_2", 1)]
+
+
+def test_a_conversation_goes_back_to_its_worker_while_that_has_room() -> None:
+    drive = driver()
+    drive.take(registered(0, slots=4), registered(1, slots=4))
+    drive.take(admitted(1, conversation_id="conv_x"))
+    home = drive.outputs[-1].partition
+    drive.take(finished(1, inbox=home or 0, epoch=home or 0))
+    drive.take(*(admitted(n, conversation_id="conv_x") for n in range(2, 6)))
+    assert [output.partition for output in drive.outputs[1:]] == [home] * 4
+    drive.take(admitted(7, conversation_id="conv_x"))
+    assert drive.outputs[-1].partition == 1 - (home or 0)
+
+
+def test_load_is_spread_and_ties_break_the_same_way_in_every_process() -> None:
+    places = []
+    for _ in range(2):
+        drive = driver()
+        drive.take(*(registered(n, slots=4) for n in range(4)))
+        drive.take(*(admitted(n) for n in range(16)))
+        places.append([output.partition for output in drive.outputs])
+        assert sorted(places[-1]) == sorted([0, 1, 2, 3] * 4)
+    assert places[0] == places[1]
+
+
+# --- leases ----------------------------------------------------------------------------------------------------
+
+
+def test_an_expired_lease_gives_its_requests_to_another_worker_as_the_next_attempt() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    taken = drive.pass_time(3_000)
+    assert [event.generation_id for event in of(taken, GenerationRevoked)] == ["gen_1_1"]
+    assert [(e.attempt, e.reason) for e in of(drive.after, GenerationReset)] == [(2, "worker_lost")]
+    assert given_to(drive.take(registered(1))) == [("rep_1", 2)]
+
+
+def test_a_renewed_lease_never_expires() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    for renewal in range(20):
+        drive.take(leased(renewal=renewal))
+        assert drive.pass_time(1_000) == []
+
+
+def test_a_renewal_revives_a_worker_that_was_not_superseded() -> None:
+    drive = driver()
+    drive.take(registered(0))
+    drive.pass_time(3_000)
+    assert drive.take(admitted(1)) == []
+    assert given_to(drive.take(leased())) == [("rep_1", 1)]
+
+
+def test_a_newer_registration_takes_the_inbox_and_the_older_one_is_not_heard_any_more() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    taken = drive.take(registered(0, instance="newer"))
+    assert given_to(taken) == [("rep_1", 2)]
+    assert of(taken, GenerationRequested)[0].epoch == 1
+    assert [event.epoch for event in of(taken, GenerationRevoked)] == [0]
+    assert drive.take(leased(epoch=0, free_slots=2), finished(1, attempt=1, epoch=0)) == []
+    assert drive.take(finished(1, attempt=2, epoch=1)) == []
+    assert drive.live_keys() == {"default/worker/0"}
+
+
+def test_a_release_gives_its_requests_away_at_once_and_no_late_renewal_revives_it() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    drive.take(registered(1, slots=1))
+    assert given_to(drive.take(released(0))) == [("rep_1", 2)]
+    drive.take(leased(0))
+    assert drive.take(admitted(2)) == []
+
+
+def test_what_is_handed_back_goes_elsewhere_at_once_and_not_to_the_same_worker_before_its_renewal() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    assert drive.take(finished(1, status=None, returned=True)) == []
+    assert given_to(drive.take(leased())) == [("rep_1", 2)]
+
+
+def test_after_too_many_lost_attempts_the_reply_fails() -> None:
+    drive = driver()
+    drive.take(admitted(1))
+    for epoch in range(3):
+        drive.take(registered(0, instance=f"{epoch}"))
+        drive.pass_time(3_000)
+    assert ends(drive) == [("rep_1", "failed", "worker_lost")]
+    assert given_to(drive.take(registered(0, instance="late"))) == []
+
+
+def test_returns_are_bounded_too() -> None:
+    drive = driver(returns_max=3)
+    drive.take(registered(0), admitted(1))
+    for attempt in range(1, 4):
+        drive.take(finished(1, attempt=attempt, status=None, returned=True))
+        drive.take(leased(renewal=attempt))
+    assert ends(drive) == [("rep_1", "failed", "worker_lost")]
+
+
+@pytest.mark.parametrize("worker", [registered(99), registered(-1), registered(0, slots=0)])
+def test_a_worker_that_makes_no_sense_is_not_heard(worker: Event) -> None:
+    drive = driver()
+    assert drive.take(worker, admitted(1)) == []
+
+
+# --- cancellation in every state -------------------------------------------------------------------------------
+
+
+def test_a_cancel_ends_what_waits_and_it_is_never_started() -> None:
+    drive = driver()
+    drive.take(admitted(1), gen_cancelled(1))
+    assert ends(drive) == [("rep_1", "cancelled", "")]
+    assert given_to(drive.take(registered(0))) == []
+    assert drive.take(gen_cancelled(1)) == []
+
+
+def test_a_cancelled_request_is_not_given_again_when_its_worker_dies() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    drive.take(gen_cancelled(1))
+    assert ends(drive) == []
+    drive.pass_time(3_000)
+    assert ends(drive) == [("rep_1", "cancelled", "")]
+    assert of(drive.after, GenerationReset) == []
+
+
+def test_a_cancelled_request_that_its_worker_ends_needs_no_end_of_ours() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    drive.take(gen_cancelled(1), finished(1, status="cancelled"))
+    assert ends(drive) == []
+
+
+# --- ends by our word ------------------------------------------------------------------------------------------
+
+
+def test_past_its_deadline_a_request_ends_waiting_or_running() -> None:
+    drive = driver()
+    drive.take(registered(0, slots=1), admitted(1, deadline_at_ms=NOW + 2_000), admitted(2, deadline_at_ms=NOW + 2_000))
+    drive.take(leased(free_slots=0))
+    taken = drive.pass_time(2_000)
+    assert sorted(ends(drive)) == [("rep_1", "failed", "deadline_exceeded"), ("rep_2", "failed", "deadline_exceeded")]
+    assert [event.reply_id for event in of(taken, GenerationRevoked)] == ["rep_1"]
+
+
+def test_a_full_queue_refuses() -> None:
+    drive = driver(queue_max=2)
+    drive.take(admitted(1), admitted(2), admitted(3))
+    assert ends(drive) == [("rep_3", "refused", "queue_full")]
+    assert len(of(drive.before, GenerationQueued)) == 3
+
+
+def test_a_queue_full_of_text_refuses() -> None:
+    drive = driver(queue_chars_max=10)
+    drive.take(admitted(1), admitted(2, prompt=(PromptMessage(role="user", content="longer"),)))
+    assert ends(drive) == [("rep_2", "refused", "queue_full")]
+
+
+def test_a_pool_that_nobody_serves_refuses() -> None:
+    drive = driver()
+    drive.take(admitted(1, pool="gone"))
+    assert ends(drive) == [("rep_1", "refused", "pool_unknown")]
+
+
+def test_a_decline_of_one_never_admitted_opens_and_ends_its_stream() -> None:
+    drive = driver()
+    drive.take(gen_declined(1), gen_declined(1))
+    assert len(of(drive.before, GenerationQueued)) == 1
+    assert ends(drive) == [("rep_1", "refused", "")]
+
+
+def test_the_sweepers_decline_ends_a_reply_wherever_it_is() -> None:
+    drive = driver()
+    sweep = {"status": "failed", "admitted": True}
+    drive.take(registered(0, slots=1), admitted(1), admitted(2))
+    taken = drive.take(gen_declined(1, **sweep), gen_declined(2, **sweep), gen_declined(3, **sweep))
+    assert [event.reply_id for event in of(taken, GenerationRevoked)] == ["rep_1"]
+    assert [(e.reply_id, e.attempt) for e in of(drive.after, GenerationEnded)] == [
+        ("rep_1", 1),
+        ("rep_2", 1),
+        ("rep_3", ANY_ATTEMPT),
+    ]
+    assert len(of(drive.before, GenerationQueued)) == 2
+
+
+# --- crashes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_touches_no_running_request() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1), registered(1))
+    drive.flow_ms = 50_000
+    drive.restart()
+    assert drive.pass_time(2_000) == []
+    drive.take(leased(0), leased(1, epoch=1))
+    assert drive.pass_time(2_000) == []
+    assert drive.take(finished(1)) == []
+
+
+def test_after_a_restart_a_silent_worker_still_dies() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    drive.restart()
+    drive.pass_time(3_000)
+    assert [event.attempt for event in of(drive.after, GenerationReset)] == [2]
+
+
+@pytest.mark.parametrize("crash", [True, False])
+def test_an_end_or_reset_that_may_be_missing_is_written_again_until_it_is_known_to_be_there(crash: bool) -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1), admitted(2), admitted(3), gen_cancelled(3))
+    drive.after.clear()
+    drive.commit(drive.decide(gen_declined(1, admitted=True), registered(0, instance="b")), written=not crash)
+    if crash:
+        drive.restart()
+        drive.take()
+    assert {(e.reply_id, type(e)) for e in drive.after} == {("rep_1", GenerationEnded), ("rep_2", GenerationReset)}
+    drive.take()
+    drive.after.clear()
+    drive.restart()
+    drive.take()
+    assert drive.after == []
+
+
+def test_a_decision_that_was_not_taken_over_leaves_no_trace() -> None:
+    drive = driver()
+    drive.take(registered(0))
+    event = admitted(1)
+    arrived = drive.arrived(event)
+    lost = drive.step.decide(NUMBER, [arrived], drive.now_ms, 0)
+    again = drive.step.decide(NUMBER, [arrived], drive.now_ms, 0)
+    assert lost.outputs == again.outputs
+    assert lost.states == again.states
+
+
+HAPPENINGS = st.lists(
+    st.one_of(
+        st.builds(admitted, st.integers(0, 9), tier=st.sampled_from(["free", "paid"])),
+        st.builds(gen_cancelled, st.integers(0, 9)),
+        st.builds(gen_declined, st.integers(0, 9), admitted=st.booleans()),
+        st.builds(registered, st.integers(0, 1), slots=st.integers(1, 3)),
+        st.builds(leased, st.integers(0, 1), epoch=st.integers(0, 4), free_slots=st.integers(0, 3)),
+        st.builds(released, st.integers(0, 1), epoch=st.integers(0, 4)),
+        st.builds(
+            finished,
+            st.integers(0, 9),
+            attempt=st.integers(1, 3),
+            inbox=st.integers(0, 1),
+            epoch=st.integers(0, 4),
+            returned=st.booleans(),
+        ),
+        st.just("time"),
+        st.just("restart"),
+        st.just("die before writing"),
+    ),
+    max_size=60,
+)
+
+
+@given(HAPPENINGS)
+def test_whatever_happens_nobody_is_given_twice_and_the_books_are_right(happenings: list[Event | str]) -> None:
+    drive = driver()
+    for happening in happenings:
+        match happening:
+            case "time":
+                drive.pass_time(1_500)
+            case "restart":
+                drive.restart()
+            case "die before writing":
+                drive.commit(drive.decide(), written=False)
+                drive.restart()
+            case Event():
+                drive.take(happening)
+        _check_books(drive)
+    requested = of([output.event for output in drive.outputs], GenerationRequested)
+    assert len({event.generation_id for event in requested}) == len(requested)
+
+
+def _check_books(drive: Driver) -> None:
+    step = drive.step
+    assert isinstance(step, Dispatch)
+    for pool in step.shard(NUMBER).pools.values():
+        waiting = [r for r in pool.requests.values() if r.progress.phase == "queued"]
+        assert pool.waiting == len(waiting)
+        assert pool.waiting_chars == sum(request.chars for request in waiting)
+        queued = {reply_id for queue in pool.queues.values() for _, reply_id in queue}
+        assert {request.admitted.reply_id for request in waiting} <= queued
+        for inbox, worker in pool.workers.items():
+            held = [r for r in pool.requests.values() if r.progress.epoch == worker.epoch and r.progress.inbox == inbox]
+            assert worker.held == len(held) <= worker.registered.slots
+            assert worker.alive or not held
+        for request in pool.requests.values():
+            if request.progress.phase == "given":
+                assert pool.workers[request.progress.inbox].epoch == request.progress.epoch
