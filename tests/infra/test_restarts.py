@@ -14,8 +14,15 @@ from infra.restarts import (
 
 
 def test_the_first_death_is_answered_at_once() -> None:
-    assert after_death(Restarts(), lived_s=0.1, was_ever_ready=True).delay_s == 0
-    assert after_death(Restarts(quick_deaths=5), lived_s=HEALTHY_LIFE_S, was_ever_ready=True).delay_s == 0
+    first = after_death(Restarts(), lived_s=0.1, was_ready=False, was_ever_ready=True)
+    assert first.delay_s == 0
+    after_health = after_death(Restarts(quick_deaths=5), lived_s=HEALTHY_LIFE_S, was_ready=True, was_ever_ready=True)
+    assert after_health.delay_s == 0
+
+
+def test_a_long_life_without_being_ready_is_not_healthy() -> None:
+    decision = after_death(Restarts(quick_deaths=5), lived_s=60, was_ready=False, was_ever_ready=True)
+    assert decision.delay_s > 0
 
 
 def test_quick_deaths_wait_longer_each_time_up_to_a_limit() -> None:
@@ -29,7 +36,7 @@ def test_quick_deaths_wait_longer_each_time_up_to_a_limit() -> None:
 def test_a_part_that_was_ready_is_never_given_up(lives: list[float]) -> None:
     restarts = Restarts()
     for life in lives:
-        decision = after_death(restarts, lived_s=life, was_ever_ready=True)
+        decision = after_death(restarts, lived_s=life, was_ready=True, was_ever_ready=True)
         assert not decision.hopeless
         restarts = decision.restarts
     assert restarts.total == len(lives)
@@ -39,7 +46,7 @@ def test_a_part_that_never_became_ready_is_given_up_after_some_quick_deaths() ->
     restarts = Restarts()
     verdicts = []
     for _ in range(QUICK_DEATHS_BEFORE_GIVING_UP):
-        decision = after_death(restarts, lived_s=0.2, was_ever_ready=False)
+        decision = after_death(restarts, lived_s=0.2, was_ready=False, was_ever_ready=False)
         verdicts.append(decision.hopeless)
         restarts = decision.restarts
     assert verdicts == [False] * (QUICK_DEATHS_BEFORE_GIVING_UP - 1) + [True]
