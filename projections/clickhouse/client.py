@@ -1,0 +1,137 @@
+"""The only module that knows ClickHouse's client library: rows as JSON lines in, tables out.
+
+    ClickHouseError
+    ├── ClickHouseUnavailable   try again later (not reachable, overloaded, not provisioned yet)
+    └── ClickHouseRefused       what was sent is wrong; trying again does not help
+
+Every setting that the result depends on is given, whatever the server's defaults are.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import clickhouse_connect
+import msgspec
+from clickhouse_connect.driver.exceptions import ClickHouseError as DriverError
+
+INSERT_SETTINGS: Mapping[str, str] = {
+    "async_insert": "0",  # the rows come in batches, and are durable when the answer comes
+    "insert_deduplicate": "0",  # identity is in the sort key, not in the block
+    "deduplicate_blocks_in_dependent_materialized_views": "0",
+    "date_time_input_format": "basic",
+    "input_format_skip_unknown_fields": "0",
+    "input_format_parallel_parsing": "0",
+    "input_format_json_read_bools_as_numbers": "1",
+    "input_format_null_as_default": "0",
+    "materialized_views_ignore_errors": "0",
+    "max_insert_threads": "1",
+    "max_partitions_per_insert_block": "0",  # a backlog of a year is many months, and right
+    "session_timezone": "UTC",
+}
+READ_SETTINGS: Mapping[str, str] = {
+    "session_timezone": "UTC",
+    "do_not_merge_across_partitions_select_final": "0",
+    "optimize_move_to_prewhere_if_final": "0",
+}
+DELETE_SETTINGS: Mapping[str, str] = {"lightweight_deletes_sync": "2", "mutations_sync": "2"}
+
+_REFUSALS = frozenset({6, 26, 27, 33, 38, 41, 53, 62, 69, 70, 72, 117, 131, 321, 407})
+"""Codes of values that cannot be parsed or stored, and of statements that make no sense."""
+
+
+class ClickHouseError(RuntimeError):
+    """Base of what this module raises."""
+
+
+class ClickHouseUnavailable(ClickHouseError):
+    """Not now; the statement may or may not have been done."""
+
+
+class ClickHouseRefused(ClickHouseError):
+    """Never, as it stands."""
+
+
+class Database:
+    """A database (by its HTTP address), connected to when it is first used. One thread."""
+
+    def __init__(self, url: str, database: str, *, timeout_s: float = 20.0) -> None:
+        self._url = url
+        self._database = database
+        self._timeout_s = timeout_s
+        self._client: Any = None
+        self._encoder = msgspec.json.Encoder()
+
+    def insert(self, table: str, rows: Sequence[msgspec.Struct]) -> None:
+        """Insert rows whose members are the table's columns; durable when this returns.
+
+        Raises:
+            ClickHouseError: the rows may or may not be there.
+        """
+        if rows:
+            block = self._encoder.encode_lines(rows)
+            columns = [field.encode_name for field in msgspec.structs.fields(rows[0])]
+            self._do(
+                lambda client: client.raw_insert(
+                    table, columns, block, settings=dict(INSERT_SETTINGS), fmt="JSONEachRow"
+                )
+            )
+
+    def command(
+        self, statement: str, parameters: Mapping[str, Any] | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """A statement without a result. Raises `ClickHouseError`."""
+        self._do(lambda client: client.command(statement, parameters=parameters, settings=dict(settings or {})))
+
+    def query(self, statement: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """The rows of a result. Raises `ClickHouseError`."""
+        result = self._do(lambda client: client.query(statement, parameters=parameters, settings=dict(READ_SETTINGS)))
+        return [tuple(row) for row in result.result_rows]
+
+    def delete(self, table: str, pairs: Iterable[tuple[str, str]], condition: str = "1") -> None:
+        """Erase the rows of these (account_id, conversation_id). Raises `ClickHouseError`."""
+        statement = (
+            f"DELETE FROM {table} WHERE (account_id, conversation_id) "  # noqa: S608 - names are ours
+            f"IN %(pairs)s AND {condition}"
+        )
+        self.command(statement, {"pairs": list(pairs)}, DELETE_SETTINGS)
+
+    def close(self) -> None:
+        """Drop the connection; the next call connects again."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _do(self, use: Any) -> Any:
+        try:
+            if self._client is None:
+                self._client = _connect(self._url, self._database, self._timeout_s)
+            return use(self._client)
+        except (DriverError, OSError) as failure:
+            self.close()
+            raise _named(failure) from failure
+
+
+def _connect(url: str, database: str, timeout_s: float) -> Any:
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    return clickhouse_connect.get_client(
+        host=parts.hostname or "127.0.0.1",
+        port=parts.port or (8443 if secure else 8123),
+        username=unquote(parts.username) if parts.username else "default",
+        password=unquote(parts.password or ""),
+        secure=secure,
+        database=database,
+        connect_timeout=min(5.0, timeout_s),
+        send_receive_timeout=timeout_s,
+        autogenerate_session_id=False,
+        compress=False,
+    )
+
+
+def _named(failure: Exception) -> ClickHouseError:
+    text = str(failure)[:1_000]
+    code = getattr(failure, "code", None)
+    if isinstance(code, int) and code in _REFUSALS:
+        return ClickHouseRefused(text)
+    return ClickHouseUnavailable(text)

@@ -1,0 +1,103 @@
+"""Which rows an event gives, and which events no row can hold."""
+
+from decimal import Decimal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from projections.views.pace import Pace
+from projections.views.rows import Unstorable, rows
+from projections.views.tables import TABLES
+from schemas import events as e
+from schemas.codec import Envelope, hot_decode
+from schemas.examples import EXAMPLES
+from tests.schemas.strategies import events
+
+
+def made(event, offset=7, **changes):
+    changed = msgspec.structs.replace(event, **changes) if changes else event
+    return rows(Envelope(event=changed, source="test"), 3, offset)
+
+
+def test_a_submission_gives_its_message_and_the_place_of_its_reply():
+    event = EXAMPLES[e.MessageSubmitted]
+    user, reply = made(event)
+    assert (user.message_id, user.role, user.content, user.sub) == (event.message_id, "user", event.content, 0)
+    assert (reply.message_id, reply.role, reply.parent_id, reply.sub) == (
+        event.reply_id,
+        "assistant",
+        event.message_id,
+        1,
+    )
+    assert hot_decode(user.event.encode()) == event
+    assert reply.event == ""
+    assert user.title == "What is a log?"
+    assert user.version == reply.version == 2**63 - 1 - 7
+    assert user.submitted_at == "1764434400.123"
+    assert user.sampling == '{"max_output_tokens":512,"temperature":0.7,"seed":42,"stop":["\\n\\n"]}'
+
+
+def test_an_earlier_occurrence_has_the_higher_version():
+    event = EXAMPLES[e.ReplyStored]
+    assert made(event, offset=4)[0].version > made(event, offset=5)[0].version
+
+
+def test_a_record_of_usage_has_its_revision_as_version():
+    [row] = made(EXAMPLES[e.UsageRecorded], revision=9)
+    assert (row.version, row.message_id, row.cost) == (9, EXAMPLES[e.UsageRecorded].reply_id, "0.000002230000")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"usage_day": "2025-02-30"}, "usage_day"),
+        ({"usage_day": "20250228"}, "usage_day"),
+        ({"usage_day": "1969-12-31"}, "usage_day"),
+        ({"cost": "NaN"}, "cost"),
+        ({"cost": "1e-13"}, "cost"),
+        ({"cost": "1e26"}, "cost"),
+        ({"cost": "dear"}, "cost"),
+        ({"output_tokens": 2**63}, "output_tokens"),
+        ({"attempts": -1}, "attempts"),
+        ({"ended_at_ms": -1}, "ended_at_ms"),
+    ],
+)
+def test_what_no_column_can_hold_is_refused_by_name(changes, field):
+    with pytest.raises(Unstorable) as refused:
+        made(EXAMPLES[e.UsageRecorded], **changes)
+    assert refused.value.field == field
+
+
+@given(st.decimals(min_value=-(10**25), max_value=10**25, places=12))
+def test_any_amount_of_money_that_fits_is_kept_exactly(cost):
+    [row] = made(EXAMPLES[e.UsageRecorded], cost=str(cost))
+    assert Decimal(row.cost) == cost
+
+
+@given(events())
+def test_any_event_gives_rows_or_is_refused_by_name(event):
+    try:
+        found = rows(Envelope(event=event, source="test"), 0, 0)
+    except Unstorable as refused:
+        assert refused.field
+    else:
+        assert all(type(row) in TABLES for row in found)
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=200))
+def test_inserts_keep_to_one_a_second_on_average_after_a_burst(gaps_ms):
+    pace, now_ms, done = Pace(), 0, 0
+    for gap_ms in gaps_ms:
+        now_ms += gap_ms
+        pace = pace.passed(now_ms)
+        if pace.allows:
+            pace, done = pace.spent(), done + 1
+    assert done <= 5 + now_ms / 1000
+
+
+def test_after_a_second_of_rest_the_next_insert_is_due_at_once():
+    pace = Pace(left=0.0, at_ms=0)
+    assert not pace.passed(900).allows
+    assert pace.passed(1_000).allows
