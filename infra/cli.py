@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
@@ -28,6 +29,7 @@ for module in (cli_stack, cli_chat, cli_provision, cli_accounts, cli_processes, 
 def main() -> None:
     """Run a command; a failure is one sentence on stderr."""
     load_env_file()
+    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
     try:
         app()
     except StackError as failure:

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from infra.cache import explain_os_error
 from infra.errors import DataFolderUnusable
 
 SECRET_BYTES = 32
+LOG_BYTES_MAX = 32 * 1024 * 1024
 KEY_BYTES = 24
 HOW_TO_MOVE = "--data (or TURNLOG_DATA)"
 
@@ -63,6 +65,18 @@ class DataFolder:
     def log(self, part: str) -> Path:
         """Log file of a part."""
         return self.logs / f"{part}.log"
+
+    def trim_logs(self, limit_bytes: int = LOG_BYTES_MAX) -> None:
+        """Keep every log below the limit: what it holds moves to `<part>.log.1`, whose content is dropped.
+
+        The parts append to open files, so the file is copied and emptied, not renamed; a line written
+        in between can be lost.
+        """
+        for path in self.logs.glob("*.log"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_size > limit_bytes:
+                    shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+                    os.truncate(path, 0)
 
     def prepare(self) -> None:
         """Create the folders. Raises DataFolderUnusable."""

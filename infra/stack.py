@@ -179,6 +179,7 @@ async def _keep_snapshot(folder: DataFolder, supervisor: Supervisor, url: str, c
     while True:
         changed.clear()
         parts = [asdict(part) for part in supervisor.reports()]
+        folder.trim_logs()
         replace_json(folder.snapshot, {"url": url, "supervisor": os.getpid(), "parts": parts})
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(changed.wait(), SNAPSHOT_EVERY_S)

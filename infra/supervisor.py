@@ -152,7 +152,7 @@ class Supervisor:
             running.restarts = decision.restarts
             if decision.hopeless:
                 ended = f"{running.part.name} {how_it_ended(code)} again and again."
-                self._give_up(running, f"{ended} {self._tail(running)}")
+                self._give_up(running, ended, self._tail(running))
                 return
             delay = f" in {decision.delay_s:g} s" if decision.delay_s else ""
             running.health = Health("starting", f"{how_it_ended(code)}; restarting{delay}")
@@ -188,8 +188,8 @@ class Supervisor:
                 running.was_ready = running.was_ever_ready = True
                 running.settled.set()
             state: State = running.health.state
-            if state == "starting" and running.state in ("ready", "degraded"):
-                state = "degraded"  # it was ready in this life and does not answer now
+            if state in ("starting", "degraded"):
+                state = "degraded" if running.was_ready else "starting"
             if state != running.state:
                 self._enter(running, state)
             if self._is_stale(part, born) and running.process is not None:
@@ -222,8 +222,8 @@ class Supervisor:
         if running.state != "failed":
             self._enter(running, "stopped")
 
-    def _give_up(self, running: _Running, sentence: str) -> None:
-        running.failure = PartFailed(sentence)
+    def _give_up(self, running: _Running, sentence: str, last_words: str = "") -> None:
+        running.failure = PartFailed(f"{sentence} {last_words}".rstrip())
         running.health = Health("stopping", sentence)
         self._enter(running, "failed")
         running.settled.set()
