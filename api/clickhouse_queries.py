@@ -27,16 +27,19 @@ SELECT body_digest FROM message_rows
  ORDER BY submitted_at, log_offset LIMIT 1
 """
 
-CONVERSATIONS = """
-SELECT conversation_id, title, created_ms, updated_ms, message_count FROM (
-  SELECT conversation_id, title, message_count,
-         toInt64(toUnixTimestamp64Milli(created_at)) AS created_ms,
-         toInt64(toUnixTimestamp64Milli(updated_at)) AS updated_ms
-    FROM conversations WHERE account_id = {account:String}
-)
- WHERE (updated_ms, conversation_id) < ({at:Int64}, {id:String})
- ORDER BY updated_ms DESC, conversation_id DESC LIMIT {limit:UInt32}
-"""
+_HEAD = """conversation_id, title, toInt64(toUnixTimestamp64Milli(created_at)) AS created_ms,
+       toInt64(toUnixTimestamp64Milli(updated_at)) AS updated_ms"""
+
+CONVERSATIONS = f"""
+SELECT * FROM (SELECT {_HEAD} FROM conversations WHERE account_id = {{account:String}})
+ WHERE (updated_ms, conversation_id) < ({{at:Int64}}, {{id:String}})
+ ORDER BY updated_ms DESC, conversation_id DESC LIMIT {{limit:UInt32}}
+"""  # noqa: S608 - both parts are constants of this module
+
+HEADS = f"""
+SELECT {_HEAD} FROM conversations
+ WHERE account_id = {{account:String}} AND conversation_id IN {{ids:Array(String)}}
+"""  # noqa: S608 - both parts are constants of this module
 
 _TOKENS = ("uncached_input_tokens", "cache_read_input_tokens", "cache_write_input_tokens", "output_tokens")
 

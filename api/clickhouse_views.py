@@ -5,7 +5,7 @@ Every query names the account, which is the first column of each table's sort ke
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -13,7 +13,7 @@ import clickhouse_connect
 import structlog
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from api.clickhouse_queries import CONVERSATION, CONVERSATIONS, FIRST_USE, RECORD_COLUMNS, RECORDS, REPLY, totals
+from api.clickhouse_queries import CONVERSATION, CONVERSATIONS, FIRST_USE, HEADS, RECORD_COLUMNS, RECORDS, REPLY, totals
 from api.metrics import Metrics
 from api.stores import ConversationHead, FirstUse, StoreDown, UsageQuery
 from schemas.codec import Undecodable, hot_decode
@@ -60,10 +60,15 @@ class ClickHouseViews:
     ) -> tuple[ConversationHead, ...]:
         at_ms, conversation_id = before or (2**62, "")
         names = {"account": account_id, "at": at_ms, "id": conversation_id, "limit": limit}
-        return tuple(
-            ConversationHead(id=row[0], title=row[1], created_at_ms=row[2], updated_at_ms=row[3], message_count=row[4])
-            for row in await self._rows(CONVERSATIONS, names)
-        )
+        return tuple(_head(row) for row in await self._rows(CONVERSATIONS, names))
+
+    async def conversation_heads(
+        self, account_id: str, conversation_ids: Sequence[str]
+    ) -> tuple[ConversationHead, ...]:
+        if not conversation_ids:
+            return ()
+        names = {"account": account_id, "ids": list(conversation_ids)}
+        return tuple(_head(row) for row in await self._rows(HEADS, names))
 
     async def usage_totals(self, account_id: str, query: UsageQuery) -> tuple[dict[str, Any], ...]:
         names = {"account": account_id, "from": query.from_day, "to": query.to_day}
@@ -127,6 +132,10 @@ class ClickHouseViews:
                     autogenerate_session_id=False,
                 )
         return self._client
+
+
+def _head(row: Sequence[Any]) -> ConversationHead:
+    return ConversationHead(id=row[0], title=row[1], created_at_ms=row[2], updated_at_ms=row[3])
 
 
 def _first_line(error: BaseException) -> str:

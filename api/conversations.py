@@ -15,6 +15,7 @@ import structlog
 
 from api.accounts import Caller
 from api.bodies import ChangeBody
+from api.listing import overlaid
 from api.messages import Running, lone_reply, running, view
 from api.pages import Place as PagePlace
 from api.problems import Problem, not_found, unavailable
@@ -77,7 +78,7 @@ class Conversations:
         if conversation is not None and message is not None:
             return view(conversation, message, live)
         if live is not None:
-            return lone_reply(parsed.id, parsed.conversation_id, live, self._now_ms())
+            return lone_reply(parsed.id, parsed.conversation_id, live)
         if away is not None:
             raise views_away() from away
         raise not_found("message")
@@ -103,24 +104,26 @@ class Conversations:
     ) -> tuple[list[ConversationItem], PagePlace | None]:
         """Conversations, the latest changed first, and the place to go on behind."""
         try:
-            recent_ids = await self._hot.recent_conversations(caller.account_id)
+            recent = await self._hot.recent_conversations(caller.account_id)
         except StoreDown as down:
             log.warning("listing without what is recent", reason=down.reason)
-            recent_ids = ()
+            recent = {}
         try:
-            heads = await self._views.conversations(caller.account_id, before, limit + len(recent_ids) + 1)
-            recent = await asyncio.gather(*(self._folded(caller.account_id, each) for each in recent_ids))
+            heads, hot_heads = await asyncio.gather(
+                self._views.conversations(caller.account_id, before, limit + len(recent) + 1),
+                self._views.conversation_heads(caller.account_id, tuple(recent)),
+            )
         except StoreDown as down:
             raise views_away() from down
-        by_id = {head.id: head for head in heads}
-        for conversation_id, conversation in zip(recent_ids, recent, strict=True):
-            by_id.pop(conversation_id, None)
-            if conversation is not None and not conversation.deleted:
-                by_id[conversation_id] = _head(conversation)
+        by_id = {head.id: head for head in (*heads, *hot_heads)}
+        for conversation_id, written in recent.items():
+            head = by_id.pop(conversation_id, None)
+            after = None if written.deleted else overlaid(head, (event for _, event in written.events))
+            if after is not None:
+                by_id[conversation_id] = after
         listed = sorted(by_id.values(), key=lambda head: (head.updated_at_ms, head.id), reverse=True)
         listed = [head for head in listed if before is None or (head.updated_at_ms, head.id) < before]
-        more = len(listed) > limit
-        last = listed[limit - 1] if more else None
+        last = listed[limit - 1] if len(listed) > limit else None
         return [_item(head) for head in listed[:limit]], PagePlace(last.updated_at_ms, last.id) if last else None
 
     async def change(
@@ -238,17 +241,13 @@ def views_away() -> Exception:
 
 def shown(conversation: Conversation) -> ConversationView:
     """A conversation as clients see it."""
-    head = _head(conversation)
-    return ConversationView(**_item(head).model_dump(), branch=[message.id for message in branch(conversation)])
-
-
-def _head(conversation: Conversation) -> ConversationHead:
-    return ConversationHead(
+    return ConversationView(
         id=conversation.id,
         title=conversation.title,
-        created_at_ms=conversation.created_at_ms,
-        updated_at_ms=conversation.updated_at_ms,
+        created_at=timestamp(conversation.created_at_ms),
+        updated_at=timestamp(conversation.updated_at_ms),
         message_count=len(conversation.messages),
+        branch=[message.id for message in branch(conversation)],
     )
 
 
@@ -258,5 +257,4 @@ def _item(head: ConversationHead) -> ConversationItem:
         title=head.title,
         created_at=timestamp(head.created_at_ms),
         updated_at=timestamp(head.updated_at_ms),
-        message_count=head.message_count,
     )

@@ -19,6 +19,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     offset: int
     end: Ended | None
+    submitted_at_ms: int | None = None
 
 
 def running(live: Live) -> Running | None:
@@ -43,7 +44,16 @@ def running(live: Live) -> Running | None:
                 text.clear()
             case Ended():
                 status, end = event.status, event
-    return Running(status=status, text="".join(text), model=model, attempt=attempt, offset=offset, end=end)
+    submitted = int(live.head["submitted_ms"]) if "submitted_ms" in live.head else None
+    return Running(
+        status=status,
+        text="".join(text),
+        model=model,
+        attempt=attempt,
+        offset=offset,
+        end=end,
+        submitted_at_ms=submitted,
+    )
 
 
 def view(conversation: Conversation, message: Message, live: Running | None) -> MessageView:
@@ -74,7 +84,7 @@ def view(conversation: Conversation, message: Message, live: Running | None) -> 
     )
 
 
-def lone_reply(reply_id: str, conversation_id: str, live: Running, created_at_ms: int) -> MessageView:
+def lone_reply(reply_id: str, conversation_id: str, live: Running) -> MessageView:
     """A reply of which only the stream can be read now."""
     return MessageView(
         id=reply_id,
@@ -91,7 +101,7 @@ def lone_reply(reply_id: str, conversation_id: str, live: Running, created_at_ms
         timings=_timings(live.end.timings) if live.end else None,
         offset=live.offset,
         error=_error(live.end.error) if live.end else None,
-        created_at=timestamp(created_at_ms),
+        created_at=timestamp(live.submitted_at_ms) if live.submitted_at_ms is not None else None,
         client_message_id=None,
     )
 

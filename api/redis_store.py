@@ -109,20 +109,25 @@ class RedisStore:
         await self._execute(pipe)
 
     async def recent(self, conversation_id: str) -> HotConversation:
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.exists(self._key("deleted", conversation_id))
-        pipe.lrange(self._key("hot", conversation_id), 0, -1)
-        deleted, entries = await self._execute(pipe)
-        events: list[tuple[int, Event]] = []
-        for entry in entries:
-            offset, _, event = entry.partition(b" ")
-            events.append((int(offset), hot_decode(event)))
-        return HotConversation(deleted=bool(deleted), events=tuple(sorted(events, key=lambda item: item[0])))
+        return (await self._recent([conversation_id]))[conversation_id]
 
-    async def recent_conversations(self, account_id: str) -> tuple[str, ...]:
+    async def recent_conversations(self, account_id: str) -> dict[str, HotConversation]:
         async with self._answered():
             listed: Any = await self._redis.zrevrange(self._key("hot-conversations", account_id), 0, -1)
-        return tuple(conversation_id.decode() for conversation_id in listed)
+        return await self._recent([conversation_id.decode() for conversation_id in listed])
+
+    async def _recent(self, conversation_ids: Sequence[str]) -> dict[str, HotConversation]:
+        if not conversation_ids:
+            return {}
+        pipe = self._redis.pipeline(transaction=False)
+        for conversation_id in conversation_ids:
+            pipe.exists(self._key("deleted", conversation_id))
+            pipe.lrange(self._key("hot", conversation_id), 0, -1)
+        answers = await self._execute(pipe)
+        return {
+            conversation_id: HotConversation(deleted=bool(deleted), events=_read(entries))
+            for conversation_id, deleted, entries in zip(conversation_ids, answers[::2], answers[1::2], strict=True)
+        }
 
     async def mark_deleted(self, conversation_id: str, *, deleted: bool) -> None:
         key = self._key("deleted", conversation_id)
@@ -193,6 +198,14 @@ class RedisStore:
 
 def _written(offset: int, event: Event) -> bytes:
     return b"%d %s" % (offset, hot_encode(Envelope(event=event, source="")))
+
+
+def _read(entries: Sequence[bytes]) -> tuple[tuple[int, Event], ...]:
+    events: dict[int, Event] = {}
+    for entry in entries:
+        offset, _, event = entry.partition(b" ")
+        events[int(offset)] = hot_decode(event)
+    return tuple(sorted(events.items()))
 
 
 def _bucket(answer: Sequence[int]) -> BucketState:

@@ -102,7 +102,6 @@ class ConversationItem(Shape):
     title: str
     created_at: str
     updated_at: str
-    message_count: int
 
 
 class ConversationPage(Shape):

@@ -1,4 +1,4 @@
-"""What the API needs of its stores. Each interface has two implementations: the real server and `api.memory`.
+"""What the API needs of its stores. Each interface has two implementations: the real server, and one in memory.
 
 All calls raise `StoreDown` when the store cannot be reached or does not answer in time; never anything else.
 """
@@ -114,8 +114,8 @@ class HotStore(Protocol):
     async def recent(self, conversation_id: str) -> HotConversation:
         """What was remembered of a conversation."""
 
-    async def recent_conversations(self, account_id: str) -> tuple[str, ...]:
-        """Conversations of the account with events that are remembered, newest first."""
+    async def recent_conversations(self, account_id: str) -> dict[str, HotConversation]:
+        """What was remembered of each conversation of the account that was written to lately."""
 
     async def mark_deleted(self, conversation_id: str, *, deleted: bool) -> None:
         """Hide a conversation from every reader at once (or take that back)."""
@@ -173,7 +173,6 @@ class ConversationHead(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     created_at_ms: int
     updated_at_ms: int
-    message_count: int
 
 
 class FirstUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +205,11 @@ class Views(Protocol):
         self, account_id: str, before: tuple[int, str] | None, limit: int
     ) -> tuple[ConversationHead, ...]:
         """Newest `updated_at` first, those behind the place `before` (`updated_at_ms`, id)."""
+
+    async def conversation_heads(
+        self, account_id: str, conversation_ids: Sequence[str]
+    ) -> tuple[ConversationHead, ...]:
+        """Those of these conversations that are there."""
 
     async def usage_totals(self, account_id: str, query: UsageQuery) -> tuple[dict[str, Any], ...]:
         """Sums per group and currency; `group` is None without `group_by`."""

@@ -1,0 +1,187 @@
+"""The hot store in memory: for trying the API without servers, and for its tests. Same contract as the real one."""
+
+from collections.abc import Callable, Sequence
+
+from api import rate as rates
+from api.stores import BucketState, Claim, Entry, HotConversation, Live, Page, Rate, StoreDown
+from api.tails import END_MARK, Tail, split
+from schemas.events import Event
+
+TAIL_BYTES_MAX = 131_072
+
+
+class MemoryHot:
+    """`HotStore` and `LiveFrames` in one, with the buffer's side of it (`publish`)."""
+
+    def __init__(self, now_us: Callable[[], int]) -> None:
+        self._now_us = now_us
+        self._buckets: dict[str, int] = {}
+        self._claims: dict[tuple[str, str], str] = {}
+        self._claims_since_ms: int | None = None
+        self._deleted: set[str] = set()
+        self._hot: dict[str, list[tuple[int, Event]]] = {}
+        self._hot_conversations: dict[str, dict[str, int]] = {}
+        self._frames: dict[str, list[bytes]] = {}
+        self._heads: dict[str, dict[str, str]] = {}
+        self._followers: dict[str, list[MemorySubscription]] = {}
+        self._down = False
+
+    @property
+    def down(self) -> bool:
+        """It cannot be reached. When it is up again, every follower is told to read the list, as after a reconnect."""
+        return self._down
+
+    @down.setter
+    def down(self, down: bool) -> None:
+        self._down = down
+        for followers in [] if down else list(self._followers.values()):
+            for follower in list(followers):
+                follower.tail.clear()
+                follower.again()
+
+    @property
+    def connected(self) -> bool:
+        return not self.down
+
+    async def enter(self, account_id: str, conversation_id: str, rate: Rate, claim: Claim | None) -> Entry:
+        self._answer()
+        claimed = None
+        if claim is not None:
+            key = (account_id, claim.client_message_id)
+            claimed = self._claims.get(key)
+            self._claims.setdefault(key, claim.digest)
+        return Entry(
+            bucket=self._take(account_id, rate, 1),
+            claimed=claimed,
+            claims_since_ms=self._claims_since_ms,
+            deleted=conversation_id in self._deleted,
+        )
+
+    async def take(self, account_id: str, rate: Rate, cost: int) -> BucketState:
+        self._answer()
+        return self._take(account_id, rate, cost)
+
+    async def unclaim(self, account_id: str, claim: Claim) -> None:
+        self._answer()
+        self._claims.pop((account_id, claim.client_message_id), None)
+
+    async def claims_begin(self, since_ms: int) -> None:
+        self._answer()
+        if self._claims_since_ms is None:
+            self._claims_since_ms = since_ms
+
+    async def remember(
+        self,
+        account_id: str,
+        conversation_id: str,
+        events: Sequence[tuple[int, Event]],
+        now_ms: int,
+        claim: Claim | None = None,
+    ) -> None:
+        self._answer()
+        self._hot.setdefault(conversation_id, []).extend(events)
+        self._hot_conversations.setdefault(account_id, {})[conversation_id] = now_ms
+        if claim is not None:
+            self._claims[account_id, claim.client_message_id] = claim.digest + "+"
+
+    async def recent(self, conversation_id: str) -> HotConversation:
+        self._answer()
+        events = sorted(self._hot.get(conversation_id, ()), key=lambda item: item[0])
+        return HotConversation(deleted=conversation_id in self._deleted, events=tuple(events))
+
+    async def recent_conversations(self, account_id: str) -> dict[str, HotConversation]:
+        times = self._hot_conversations.get(account_id, {})
+        newest_first = sorted(times, key=lambda conversation_id: -times[conversation_id])
+        return {conversation_id: await self.recent(conversation_id) for conversation_id in newest_first}
+
+    async def mark_deleted(self, conversation_id: str, *, deleted: bool) -> None:
+        self._answer()
+        (self._deleted.add if deleted else self._deleted.discard)(conversation_id)
+
+    async def page(self, reply_id: str, conversation_id: str, after: int, limit: int) -> Page:
+        self._answer()
+        frames = self._frames.get(reply_id, [])
+        return Page(
+            frames=tuple(frames[after : after + limit]),
+            newest=len(frames),
+            ended=bool(frames) and END_MARK in frames[-1],
+            deleted=conversation_id in self._deleted,
+        )
+
+    async def live(self, reply_ids: Sequence[str]) -> tuple[Live, ...]:
+        self._answer()
+        return tuple(Live(self._heads.get(r, {}), tuple(self._frames.get(r, ()))) for r in reply_ids)
+
+    async def ping(self) -> None:
+        self._answer()
+
+    async def close(self) -> None:
+        return
+
+    def follow(self, reply_id: str, wake: Callable[[], None], again: Callable[[], None]) -> "MemorySubscription":
+        return MemorySubscription(self, reply_id, wake, again)
+
+    def publish(self, reply_id: str, first: int, frames: bytes, head: dict[str, str] | None = None) -> None:
+        """As the buffer's projection: append by offset and tell the followers."""
+        held = self._frames.setdefault(reply_id, [])
+        pieces = split(frames)
+        held.extend(pieces[len(held) + 1 - first :])
+        self._heads.setdefault(reply_id, {}).update(head or {})
+        for follower in [] if self._down else list(self._followers.get(reply_id, ())):
+            follower.tail.add(first, first + len(pieces) - 1, frames)
+            follower.wake()
+
+    def expire(self, reply_id: str) -> None:
+        """The buffer's retention is over."""
+        self._frames.pop(reply_id, None)
+        self._heads.pop(reply_id, None)
+
+    def lose(self) -> None:
+        """Everything is gone, as after FLUSHALL."""
+        for held in (self._buckets, self._claims, self._hot, self._hot_conversations, self._frames, self._heads):
+            held.clear()
+        self._deleted.clear()
+        self._claims_since_ms = None
+
+    def subscribed(self, subscription: "MemorySubscription") -> None:
+        """A reader follows."""
+        self._followers.setdefault(subscription.reply_id, []).append(subscription)
+
+    def left(self, subscription: "MemorySubscription") -> None:
+        """A reader leaves."""
+        followers = self._followers.get(subscription.reply_id, [])
+        if subscription in followers:
+            followers.remove(subscription)
+
+    @property
+    def followed(self) -> tuple[str, ...]:
+        """Replies with followers."""
+        return tuple(reply_id for reply_id, followers in self._followers.items() if followers)
+
+    def _take(self, account_id: str, rate: Rate, cost: int) -> BucketState:
+        after, state = rates.take(self._buckets.get(account_id, 0), rate, cost, self._now_us())
+        self._buckets[account_id] = after
+        return state
+
+    def _answer(self) -> None:
+        if self.down:
+            raise StoreDown("redis", "it is down")
+
+
+class MemorySubscription:
+    """A place of its own in a reply's stream, confirmed at once."""
+
+    def __init__(self, store: MemoryHot, reply_id: str, wake: Callable[[], None], again: Callable[[], None]) -> None:
+        self._store = store
+        self.reply_id = reply_id
+        self.wake = wake
+        self.again = again
+        self.tail = Tail(TAIL_BYTES_MAX)
+        store.subscribed(self)
+
+    @property
+    def confirmed(self) -> bool:
+        return not self._store.down
+
+    def close(self) -> None:
+        self._store.left(self)

@@ -1,0 +1,129 @@
+"""The views in memory: for trying the API without servers, and for its tests. Same contract as the real ones."""
+
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+
+from api.listing import overlaid
+from api.stores import ConversationHead, FirstUse, StoreDown, UsageQuery
+from schemas.events import Event, MessageSubmitted, RegenerationRequested, ReplyStored, UsageRecorded
+
+
+class MemoryViews:
+    """`Views`, filled by `write` as the projection would. `down` makes it unreachable."""
+
+    def __init__(self) -> None:
+        self._events: dict[tuple[str, str], dict[int, Event]] = {}
+        self._usage: dict[tuple[str, str, str], UsageRecorded] = {}
+        self.down = False
+
+    def write(self, offset: int, event: Event) -> None:
+        """An event of `messages` at its offset, or a usage record."""
+        if isinstance(event, UsageRecorded):
+            key = (event.usage_day, event.reply_id, event.record_kind)
+            if key not in self._usage or self._usage[key].revision < event.revision:
+                self._usage[key] = event
+            return
+        conversation = (str(getattr(event, "account_id", "")), event.key())
+        self._events.setdefault(conversation, {})[offset] = event
+
+    async def conversation_events(self, account_id: str, conversation_id: str) -> tuple[tuple[int, Event], ...]:
+        self._answer()
+        return tuple(sorted(self._events.get((account_id, conversation_id), {}).items(), key=lambda item: item[0]))
+
+    async def stored_reply(self, account_id: str, conversation_id: str, reply_id: str) -> ReplyStored | None:
+        self._answer()
+        events = self._events.get((account_id, conversation_id), {}).values()
+        return next((e for e in events if isinstance(e, ReplyStored) and e.reply_id == reply_id), None)
+
+    async def first_use(self, account_id: str, client_message_id: str) -> FirstUse | None:
+        self._answer()
+        for (account, _), events in self._events.items():
+            for event in events.values() if account == account_id else ():
+                if not isinstance(event, MessageSubmitted | RegenerationRequested):
+                    continue
+                if event.client_message_id == client_message_id:
+                    return FirstUse(digest=event.body_digest)
+        return None
+
+    async def conversations(
+        self, account_id: str, before: tuple[int, str] | None, limit: int
+    ) -> tuple[ConversationHead, ...]:
+        self._answer()
+        heads = sorted(self._heads(account_id), key=lambda head: (head.updated_at_ms, head.id), reverse=True)
+        return tuple(h for h in heads if before is None or (h.updated_at_ms, h.id) < before)[:limit]
+
+    async def conversation_heads(
+        self, account_id: str, conversation_ids: Sequence[str]
+    ) -> tuple[ConversationHead, ...]:
+        self._answer()
+        return tuple(head for head in self._heads(account_id) if head.id in conversation_ids)
+
+    def _heads(self, account_id: str) -> Iterable[ConversationHead]:
+        for (account, _), events in self._events.items():
+            head = overlaid(None, (event for _, event in sorted(events.items()))) if account == account_id else None
+            if head is not None:
+                yield head
+
+    async def usage_totals(self, account_id: str, query: UsageQuery) -> tuple[dict[str, Any], ...]:
+        self._answer()
+        groups: dict[tuple[str, str], list[UsageRecorded]] = {}
+        name = {"day": "usage_day", "model": "model", "conversation": "conversation_id"}.get(query.group_by or "")
+        for record in self._selected(account_id, query):
+            group = str(getattr(record, name)) if name else ""
+            groups.setdefault((group, record.currency), []).append(record)
+        return tuple(
+            {
+                "group": group,
+                "currency": currency,
+                "replies": len({record.reply_id for record in records}),
+                "uncached_input_tokens": sum(r.uncached_input_tokens for r in records),
+                "cache_read_input_tokens": sum(r.cache_read_input_tokens for r in records),
+                "cache_write_input_tokens": sum(r.cache_write_input_tokens for r in records),
+                "output_tokens": sum(r.output_tokens for r in records),
+                "cost": str(sum((Decimal(r.cost) for r in records), Decimal(0))),
+            }
+            for (group, currency), records in sorted(groups.items())
+        )
+
+    async def usage_records(
+        self, account_id: str, query: UsageQuery, after: tuple[str, str, str] | None, limit: int
+    ) -> tuple[dict[str, Any], ...]:
+        self._answer()
+        found = [
+            {
+                "usage_day": r.usage_day,
+                "message_id": r.reply_id,
+                "record_kind": r.record_kind,
+                "conversation_id": r.conversation_id,
+                "model": r.model,
+                "status": r.status,
+                "uncached_input_tokens": r.uncached_input_tokens,
+                "cache_read_input_tokens": r.cache_read_input_tokens,
+                "cache_write_input_tokens": r.cache_write_input_tokens,
+                "output_tokens": r.output_tokens,
+                "counted": r.counted,
+                "cost": r.cost,
+                "currency": r.currency,
+                "price_version": r.price_version,
+                "ended_at_ms": r.ended_at_ms,
+            }
+            for r in self._selected(account_id, query)
+            if after is None or (r.usage_day, r.reply_id, r.record_kind) > after
+        ]
+        return tuple(found[:limit])
+
+    async def ping(self) -> None:
+        self._answer()
+
+    async def close(self) -> None:
+        return
+
+    def _selected(self, account_id: str, query: UsageQuery) -> Iterable[UsageRecorded]:
+        for _, record in sorted(self._usage.items()):
+            if record.account_id == account_id and query.from_day <= record.usage_day <= query.to_day:
+                yield record
+
+    def _answer(self) -> None:
+        if self.down:
+            raise StoreDown("clickhouse", "it is down")
