@@ -63,7 +63,7 @@ def build(settings: Settings) -> faust.App:
         topic_disable_leader=True,
         topic_partitions=settings.partitions,
         topic_replication_factor=1,
-        key_serializer="raw",
+        key_serializer="json",
         value_serializer="raw",
         consumer_auto_offset_reset="latest",
         consumer_group_instance_id=f"{name}-{settings.replica}",
@@ -91,8 +91,6 @@ class _Windows:
             partitions=settings.partitions,
             key_type=str,
             value_type=bytes,
-            key_serializer="json",
-            value_serializer="raw",
         ).tumbling(settings.window_s, expires=settings.window_s * WINDOWS_KEPT)
         sources = app.topic(*self._names(REQUESTS.name, WORKERS.name), key_serializer="raw", value_serializer="raw")
         self._demand = app.topic(*self._names(DEMAND.name), key_serializer="raw", value_serializer="raw")
@@ -130,12 +128,12 @@ class _Windows:
         reply_id = getattr(event, "reply_id", "")
         if isinstance(event, GenerationAdmitted):
             self._remember(reply_id, event.tier)
-        stored = self._table[pool].current(record)
-        before = msgspec.json.decode(stored, type=Window) if stored else None
+        start_ms = round(message.timestamp * 1000) // self._window_ms * self._window_ms
+        before = self._read(pool, start_ms)
         window = after(before, event, self._tiers.get(reply_id))
         if window != before:
             self._table[pool] = msgspec.json.encode(window)
-        self._emitter.hear(pool, round(message.timestamp * 1000) // self._window_ms * self._window_ms)
+        self._emitter.hear(pool, start_ms)
 
     def _remember(self, reply_id: str, tier: Tier) -> None:
         self._tiers[reply_id] = tier
@@ -151,8 +149,11 @@ class _Windows:
             log.exception("demand: a forecast was not written")
 
     def _read(self, pool: str, start_ms: int) -> Window | None:
-        stored = self._table.relative_to(float(start_ms / 1000))[pool].value()
-        return msgspec.json.decode(stored, type=Window) if stored else None
+        try:
+            stored = self._table.relative_to(start_ms / 1000)[pool].value()
+        except KeyError:  # a table with a default would write it, also when it is only read
+            return None
+        return msgspec.json.decode(stored, type=Window)
 
     async def _send(self, event: Event) -> None:
         value, headers = encode(Envelope(event=event, source=SOURCE, time_ms=time.time_ns() // 1_000_000))
@@ -169,6 +170,8 @@ def run(app: faust.App, stop: Flag, *, on_turn: Callable[[], None]) -> None:
 
 
 async def _run(app: faust.App, stop: Flag, on_turn: Callable[[], None]) -> None:
+    for chatty in ("faust", "mode", "aiokafka"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     app.finalize()
     await app.start()
     try:
