@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from infra.cli_options import AsJson
 from infra.errors import StackError
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "benchmarks"
@@ -21,19 +23,19 @@ def add_to(app: typer.Typer) -> None:
     app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 
 
-def bench(context: typer.Context, name: Name = None) -> None:
+def bench(context: typer.Context, name: Name = None, as_json: AsJson = False) -> None:
     """Run a benchmark; further arguments are handed on to it."""
     names = known(FOLDER)
     if not names:
         raise StackError("The benchmarks are part of a checkout of the project, and this is none.")
     if name is None:
-        typer.echo("\n".join(names))
+        typer.echo(json.dumps({"benchmarks": names}) if as_json else "\n".join(names))
         return
     if name not in names:
         raise typer.BadParameter(f"there is no benchmark {name!r}: {', '.join(names)}.")
     sys.stdout.flush()
     os.chdir(FOLDER.parents[1])
-    command = [sys.executable, "-m", f"tests.benchmarks.{name}", *context.args]
+    command = [sys.executable, "-m", f"tests.benchmarks.{name}", *(["--json"] if as_json else []), *context.args]
     os.execv(sys.executable, command)  # noqa: S606 - our own modules
 
 

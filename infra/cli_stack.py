@@ -124,23 +124,24 @@ def logs(
     part: Annotated[str | None, typer.Argument(help="A part's name, as `turnlog status` shows it.")] = None,
     data: Data = None,
     follow: Follow = False,
+    as_json: AsJson = False,
 ) -> None:
-    """The last lines of a part's log, or of all parts'."""
+    """The last lines of a part's log, or of all parts'. With --json each line is an object of `part` and `line`."""
     folder = _folder(data)
     paths = sorted(folder.logs.glob("*.log")) if folder.logs.is_dir() else []
     chosen = [path for path in paths if part is None or path.stem == part]
     if not chosen:
         known = ", ".join(path.stem for path in paths) or "none yet"
         raise StackError(f"There is no log of {part or 'any part'} in {folder.logs} (logs: {known}).")
-    label = len(chosen) > 1
+    show = _json_line if as_json else _labelled_line if len(chosen) > 1 else _plain_line
     positions = {}
     for path in chosen:
         content = path.read_bytes()
         positions[path] = len(content)
         for line in content[-256 * 1024 :].decode(errors="replace").splitlines()[-SHOWN_LINES:]:
-            typer.echo(f"{path.stem}: {line}" if label else line)
+            show(path.stem, line)
     if follow:
-        _follow(positions, label=label)
+        _follow(positions, show)
 
 
 def fetch(as_json: AsJson = False) -> None:
@@ -242,16 +243,30 @@ def _lines(path: Path, start: int, alive: Callable[[], bool]) -> Iterator[str]:
                 time.sleep(POLL_S)
 
 
-def _follow(positions: dict[Path, int], *, label: bool) -> None:
+def _json_line(part: str, line: str) -> None:
+    typer.echo(json.dumps({"part": part, "line": line}))
+
+
+def _labelled_line(part: str, line: str) -> None:
+    typer.echo(f"{part}: {line}")
+
+
+def _plain_line(_part: str, line: str) -> None:
+    typer.echo(line)
+
+
+def _follow(positions: dict[Path, int], show: Callable[[str, str], None]) -> None:
     try:
         while True:
             for path, position in positions.items():
                 with path.open("rb") as stream:
-                    stream.seek(position)
+                    size = stream.seek(0, os.SEEK_END)
+                    begin = position if position <= size else 0  # the log was trimmed
+                    stream.seek(begin)
                     content = stream.read()
-                positions[path] = position + len(content)
+                positions[path] = begin + len(content)
                 for line in content.decode(errors="replace").splitlines():
-                    typer.echo(f"{path.stem}: {line}" if label else line)
+                    show(path.stem, line)
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         return

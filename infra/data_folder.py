@@ -26,6 +26,7 @@ from infra.cache import explain_os_error
 from infra.errors import DataFolderUnusable
 
 SECRET_BYTES = 32
+FREE_BYTES_MIN = 256 * 1024 * 1024
 LOG_BYTES_MAX = 32 * 1024 * 1024
 KEY_BYTES = 24
 HOW_TO_MOVE = "--data (or TURNLOG_DATA)"
@@ -87,8 +88,14 @@ class DataFolder:
             probe = self.run / ".writable"
             probe.write_text("x")
             probe.unlink()
+            free = shutil.disk_usage(self.path).free
         except OSError as failure:
             raise DataFolderUnusable(explain_os_error(failure, self.path, HOW_TO_MOVE)) from failure
+        if free < FREE_BYTES_MIN:
+            raise DataFolderUnusable(
+                f"Only {free // 2**20} MB of disk are free at {self.path}, and the servers need {FREE_BYTES_MIN // 2**20}: "
+                f"make room or choose a folder on another disk with {HOW_TO_MOVE}."
+            )
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """How ClickHouse is started from its library."""
 
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from infra.clickhouse_child import arguments, untouched_mappings
 from infra.clickhouse_server import ClickHouseServer
@@ -38,7 +38,7 @@ def test_the_engine_is_told_folder_ports_and_a_query_that_serves() -> None:
 
 def test_the_settings_file_is_well_formed_for_any_folder() -> None:
     server = ClickHouseServer(Path("/data/a & <b>"), 1234, 5678, memory_mb=2)
-    root = ElementTree.fromstring(server.configuration())
+    root = ET.fromstring(server.configuration())
     assert root.findtext("path") == "/data/a & <b>/"
     assert root.findtext("max_server_memory_usage") == str(2 * 1024 * 1024)
     assert root.findtext("listen_host") == "127.0.0.1"
