@@ -143,14 +143,14 @@ class MemoryLog:
     def expire(self, group: str, replica: int) -> None:
         """A member was silent for too long: its partitions go to others."""
         with self.changed:
-            member = self._groups[group].named(f"{group}-{replica}")
-            if member is not None:
+            if group in self._groups and (member := self._groups[group].named(f"{group}-{replica}")) is not None:
                 self._groups[group].leave(member)
 
     def shake(self, group: str) -> None:
         """Revoke everything from every member of a group and assign it anew."""
         with self.changed:
-            self._groups[group].shake()
+            if group in self._groups:
+                self._groups[group].shake()
 
     def end_transactions(self) -> None:
         """Abort all open transactions, as the broker does after their timeout."""
