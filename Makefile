@@ -9,6 +9,7 @@
 BIN := .venv/bin
 UP ?=
 TESTS ?=
+BENCHMARKS ?=
 
 .PHONY: setup run test check bench format lock
 .DEFAULT_GOAL := run
@@ -30,7 +31,7 @@ check: setup
 	$(BIN)/python -m pytest -n auto -m "not servers and not system and not kills" $(TESTS)
 
 bench: setup
-	@set -e; for name in $$($(BIN)/turnlog bench); do $(BIN)/turnlog bench $$name; done
+	$(BIN)/python -m tests.benchmarks $(BENCHMARKS)
 
 format: setup
 	$(BIN)/ruff check --fix

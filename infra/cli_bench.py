@@ -24,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def bench(context: typer.Context, name: Name = None, as_json: AsJson = False) -> None:
-    """Run a benchmark; further arguments are handed on to it."""
+    """Run a benchmark; further arguments are handed on to it. With --json the names are an object."""
     names = known(FOLDER)
     if not names:
         raise StackError("The benchmarks are part of a checkout of the project, and this is none.")
@@ -35,7 +35,7 @@ def bench(context: typer.Context, name: Name = None, as_json: AsJson = False) ->
         raise typer.BadParameter(f"there is no benchmark {name!r}: {', '.join(names)}.")
     sys.stdout.flush()
     os.chdir(FOLDER.parents[1])
-    command = [sys.executable, "-m", f"tests.benchmarks.{name}", *(["--json"] if as_json else []), *context.args]
+    command = [sys.executable, "-m", f"tests.benchmarks.{name}", *context.args]
     os.execv(sys.executable, command)  # noqa: S606 - our own modules
 
 

@@ -93,8 +93,8 @@ class DataFolder:
             raise DataFolderUnusable(explain_os_error(failure, self.path, HOW_TO_MOVE)) from failure
         if free < FREE_BYTES_MIN:
             raise DataFolderUnusable(
-                f"Only {free // 2**20} MB of disk are free at {self.path}, and the servers need {FREE_BYTES_MIN // 2**20}: "
-                f"make room or choose a folder on another disk with {HOW_TO_MOVE}."
+                f"Only {free // 2**20} MB of disk are free at {self.path}, too little for the servers' data "
+                f"(at least {FREE_BYTES_MIN // 2**20} MB): make room or choose a folder on another disk with {HOW_TO_MOVE}."
             )
 
     @contextlib.contextmanager
