@@ -1,4 +1,4 @@
-"""The only module that knows ClickHouse's client library: rows as JSON lines in, tables out.
+"""The only module that knows ClickHouse's client library: rows in, tables out.
 
     ClickHouseError
     ├── ClickHouseUnavailable   try again later (not reachable, overloaded, not provisioned yet)
@@ -7,6 +7,7 @@
 Every setting that the result depends on is given, whatever the server's defaults are.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,7 +21,6 @@ INSERT_SETTINGS: Mapping[str, str] = {
     "insert_deduplicate": "0",  # identity is in the sort key, not in the block
     "deduplicate_blocks_in_dependent_materialized_views": "0",
     "date_time_input_format": "basic",
-    "input_format_skip_unknown_fields": "0",
     "input_format_parallel_parsing": "0",
     "input_format_json_read_bools_as_numbers": "1",
     "input_format_null_as_default": "0",
@@ -38,6 +38,11 @@ DELETE_SETTINGS: Mapping[str, str] = {"lightweight_deletes_sync": "2", "mutation
 
 _REFUSALS = frozenset({6, 26, 27, 33, 38, 41, 53, 62, 69, 70, 72, 117, 131, 321, 407})
 """Codes of values that cannot be parsed or stored, and of statements that make no sense."""
+
+
+for _noisy in ("urllib3", "clickhouse_connect"):
+    # They warn at each attempt; the caller says once what is wrong, and when it is over.
+    logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 
 class ClickHouseError(RuntimeError):
@@ -63,7 +68,7 @@ class Database:
         self._encoder = msgspec.json.Encoder()
 
     def insert(self, table: str, rows: Sequence[msgspec.Struct]) -> None:
-        """Insert rows whose members are the table's columns; durable when this returns.
+        """Insert rows (structs written as arrays, members named as the columns); durable when this returns.
 
         Raises:
             ClickHouseError: the rows may or may not be there.
@@ -73,7 +78,7 @@ class Database:
             columns = [field.encode_name for field in msgspec.structs.fields(rows[0])]
             self._do(
                 lambda client: client.raw_insert(
-                    table, columns, block, settings=dict(INSERT_SETTINGS), fmt="JSONEachRow"
+                    table, columns, block, settings=dict(INSERT_SETTINGS), fmt="JSONCompactEachRow"
                 )
             )
 

@@ -50,7 +50,7 @@ class Migration(msgspec.Struct, frozen=True):
                 yield statement.strip()
 
 
-class Applied(msgspec.Struct, frozen=True):
+class Applied(msgspec.Struct, frozen=True, array_like=True):
     """A row of `schema_migrations`."""
 
     number: int

@@ -1,12 +1,9 @@
 """Which rows of the tables an event gives. Pure.
 
-Times are text of Unix seconds with three decimals, which ClickHouse reads the same under every time zone. An event
-whose values no column can hold gives `Unstorable`: its record goes to the dead letters.
+An event whose values no column can hold gives `columns.Unstorable`: its record goes to the dead letters.
 """
 
-from datetime import date
-from decimal import Context, Decimal, InvalidOperation
-
+from projections.views import columns
 from projections.views.tables import ConversationRow, MessageRow, ReplyRow, Row, UsageRow
 from schemas.codec import Envelope, hot_encode, to_json
 from schemas.conversation import derived_title
@@ -24,21 +21,6 @@ from schemas.events import (
 )
 
 VERSION_MAX = 2**63 - 1
-_INT_MAX = 2**63 - 1
-_TIME_MAX_MS = 9_000_000_000_000
-_COST_MAX = Decimal(10) ** 26
-_COST_STEP = Decimal(1).scaleb(-12)
-_EXACT = Context(prec=60)
-_DAYS = (date(1970, 1, 1), date(2148, 12, 31))
-
-
-class Unstorable(Exception):
-    """A value that its column cannot hold."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason
 
 
 def rows(envelope: Envelope[Event], partition: int, offset: int) -> tuple[Row, ...]:
@@ -65,7 +47,7 @@ def rows(envelope: Envelope[Event], partition: int, offset: int) -> tuple[Row, .
 
 def _submission(event: MessageSubmitted, text: str, partition: int, offset: int) -> tuple[Row, ...]:
     sampling = _sampling(event)
-    submitted_at = _time("submitted_at_ms", event.submitted_at_ms)
+    submitted_at = columns.time_text("submitted_at_ms", event.submitted_at_ms)
     user = MessageRow(
         account_id=event.account_id,
         conversation_id=event.conversation_id,
@@ -123,7 +105,7 @@ def _regeneration(event: RegenerationRequested, text: str, partition: int, offse
         tier=event.tier,
         client_message_id=event.client_message_id or "",
         body_digest=event.body_digest,
-        submitted_at=_time("submitted_at_ms", event.submitted_at_ms),
+        submitted_at=columns.time_text("submitted_at_ms", event.submitted_at_ms),
         log_partition=partition,
         log_offset=offset,
         sub=1,
@@ -144,20 +126,20 @@ def _reply(event: ReplyStored, text: str, partition: int, offset: int) -> Row:
         model=event.model,
         status=event.status,
         text=event.text,
-        attempt=_count("attempt", event.attempt, 2**32 - 1),
-        final_offset=_count("final_offset", event.final_offset),
-        input_tokens=_count("usage.input_tokens", event.usage.input_tokens),
-        cached_input_tokens=_count("usage.cached_input_tokens", event.usage.cached_input_tokens),
-        cache_write_tokens=_count("usage.cache_write_tokens", event.usage.cache_write_tokens),
-        output_tokens=_count("usage.output_tokens", event.usage.output_tokens),
+        attempt=columns.count("attempt", event.attempt, columns.SMALL_MAX),
+        final_offset=columns.count("final_offset", event.final_offset),
+        input_tokens=columns.count("usage.input_tokens", event.usage.input_tokens),
+        cached_input_tokens=columns.count("usage.cached_input_tokens", event.usage.cached_input_tokens),
+        cache_write_tokens=columns.count("usage.cache_write_tokens", event.usage.cache_write_tokens),
+        output_tokens=columns.count("usage.output_tokens", event.usage.output_tokens),
         counted=event.usage.counted,
-        queued_ms=_span("timings.queued_ms", timings.queued_ms if timings else None),
-        first_token_ms=_span("timings.first_token_ms", timings.first_token_ms if timings else None),
-        total_ms=_span("timings.total_ms", timings.total_ms if timings else None),
+        queued_ms=columns.span("timings.queued_ms", timings.queued_ms if timings else None),
+        first_token_ms=columns.span("timings.first_token_ms", timings.first_token_ms if timings else None),
+        total_ms=columns.span("timings.total_ms", timings.total_ms if timings else None),
         error_code=event.error.code if event.error else "",
         error_detail=event.error.detail if event.error else "",
-        submitted_at=_time("submitted_at_ms", event.submitted_at_ms),
-        ended_at=_time("ended_at_ms", event.ended_at_ms),
+        submitted_at=columns.time_text("submitted_at_ms", event.submitted_at_ms),
+        ended_at=columns.time_text("ended_at_ms", event.ended_at_ms),
         log_partition=partition,
         log_offset=offset,
         event=text,
@@ -182,7 +164,7 @@ def _change(event: Event, text: str, partition: int, offset: int) -> tuple[Row, 
         conversation_id=event.conversation_id,
         kind=kind,
         value=value,
-        at=_time(name, at_ms),
+        at=columns.time_text(name, at_ms),
         log_partition=partition,
         log_offset=offset,
         event=text,
@@ -192,47 +174,59 @@ def _change(event: Event, text: str, partition: int, offset: int) -> tuple[Row, 
 
 
 def _usage(event: UsageRecorded, partition: int, offset: int) -> Row:
-    revision = _count("revision", event.revision)
+    counts = (
+        event.revision,
+        event.attempts,
+        event.uncached_input_tokens,
+        event.cache_read_input_tokens,
+        event.cache_write_input_tokens,
+        event.output_tokens,
+    )
+    if min(counts) < 0 or max(counts) > columns.INT_MAX or event.attempts > columns.SMALL_MAX:
+        for name in UsageRecorded.__struct_fields__:
+            value = getattr(event, name)
+            if isinstance(value, int):
+                columns.count(name, value, columns.SMALL_MAX if name == "attempts" else columns.INT_MAX)
     return UsageRow(
         account_id=event.account_id,
         conversation_id=event.conversation_id,
-        usage_day=_day(event.usage_day),
+        usage_day=columns.day(event.usage_day),
         message_id=event.reply_id,
         record_kind=event.record_kind,
-        revision=revision,
+        revision=event.revision,
         status=event.status,
         tier=event.tier,
         pool=event.pool,
         model=event.model,
-        attempts=_count("attempts", event.attempts, 2**32 - 1),
-        uncached_input_tokens=_count("uncached_input_tokens", event.uncached_input_tokens),
-        cache_read_input_tokens=_count("cache_read_input_tokens", event.cache_read_input_tokens),
-        cache_write_input_tokens=_count("cache_write_input_tokens", event.cache_write_input_tokens),
-        output_tokens=_count("output_tokens", event.output_tokens),
+        attempts=event.attempts,
+        uncached_input_tokens=event.uncached_input_tokens,
+        cache_read_input_tokens=event.cache_read_input_tokens,
+        cache_write_input_tokens=event.cache_write_input_tokens,
+        output_tokens=event.output_tokens,
         counted=event.counted,
-        cost=_cost(event.cost),
+        cost=columns.cost(event.cost),
         currency=event.currency,
         price_version=event.price_version,
-        ended_at=_time("ended_at_ms", event.ended_at_ms),
+        ended_at=columns.time_text("ended_at_ms", event.ended_at_ms),
         log_partition=partition,
         log_offset=offset,
-        version=revision,
+        version=event.revision,
     )
 
 
 def _adjustment(event: UsageAdjusted, partition: int, offset: int) -> Row:
-    revision = _count("revision", event.revision)
+    revision = columns.count("revision", event.revision)
     return UsageRow(
         account_id=event.account_id,
         conversation_id="",
-        usage_day=_day(event.usage_day),
+        usage_day=columns.day(event.usage_day),
         message_id=event.reply_id,
         record_kind=event.record_kind,
         revision=revision,
-        cost=_cost(event.cost),
+        cost=columns.cost(event.cost),
         currency=event.currency,
         reason=event.reason,
-        ended_at=_time("adjusted_at_ms", event.adjusted_at_ms),
+        ended_at=columns.time_text("adjusted_at_ms", event.adjusted_at_ms),
         log_partition=partition,
         log_offset=offset,
         version=revision,
@@ -252,42 +246,3 @@ def _sampling(event: MessageSubmitted | RegenerationRequested) -> str:
         "stop": event.stop or None,
     }
     return to_json({name: value for name, value in given.items() if value is not None}).decode()
-
-
-def _time(field: str, at_ms: int) -> str:
-    if not 0 <= at_ms <= _TIME_MAX_MS:
-        raise Unstorable(field, f"not a time: {at_ms}")
-    return f"{at_ms // 1000}.{at_ms % 1000:03}"
-
-
-def _day(text: str) -> str:
-    try:
-        day = date.fromisoformat(text)
-    except ValueError:
-        day = None
-    if day is None or day.isoformat() != text or not _DAYS[0] <= day <= _DAYS[1]:
-        raise Unstorable("usage_day", f"not a day: {text[:40]!r}")
-    return text
-
-
-def _cost(text: str) -> str:
-    try:
-        value = Decimal(text)
-        stored = value.quantize(_COST_STEP, context=_EXACT) if value.is_finite() and abs(value) < _COST_MAX else None
-    except InvalidOperation:
-        stored = None
-    if stored is None or stored != value:
-        raise Unstorable("cost", f"not an amount with at most 26 and 12 digits: {text[:60]!r}")
-    return f"{stored:f}"
-
-
-def _count(field: str, value: int, most: int = _INT_MAX) -> int:
-    if not 0 <= value <= most:
-        raise Unstorable(field, f"not a count: {value}")
-    return value
-
-
-def _span(field: str, value: int | None) -> int | None:
-    if value is not None and not -_INT_MAX <= value <= _INT_MAX:
-        raise Unstorable(field, f"out of range: {value}")
-    return value

@@ -18,9 +18,10 @@ import msgspec
 import structlog
 
 from projections.clickhouse.client import ClickHouseError, ClickHouseRefused, Database
+from projections.views.columns import Unstorable
 from projections.views.erasure import Erasure
 from projections.views.pace import Pace
-from projections.views.rows import Unstorable, rows
+from projections.views.rows import rows
 from projections.views.tables import TABLES, ConversationRow, Row, UsageRow
 from schemas.codec import Undecodable
 from streams.log.steps import Arrived, Busy, Partition

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A row; its class tells the table."""
 
     account_id: str

@@ -1,5 +1,6 @@
 """Which rows an event gives, and which events no row can hold."""
 
+import contextlib
 from decimal import Decimal
 
 import msgspec
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from projections.views.columns import Unstorable
 from projections.views.pace import Pace
-from projections.views.rows import Unstorable, rows
+from projections.views.rows import rows
 from projections.views.tables import TABLES
 from schemas import events as e
 from schemas.codec import Envelope, hot_decode
@@ -46,7 +48,7 @@ def test_an_earlier_occurrence_has_the_higher_version():
 
 def test_a_record_of_usage_has_its_revision_as_version():
     [row] = made(EXAMPLES[e.UsageRecorded], revision=9)
-    assert (row.version, row.message_id, row.cost) == (9, EXAMPLES[e.UsageRecorded].reply_id, "0.000002230000")
+    assert (row.version, row.message_id, row.cost) == (9, EXAMPLES[e.UsageRecorded].reply_id, "0.00000223")
 
 
 @pytest.mark.parametrize(
@@ -77,13 +79,9 @@ def test_any_amount_of_money_that_fits_is_kept_exactly(cost):
 
 
 @given(events())
-def test_any_event_gives_rows_or_is_refused_by_name(event):
-    try:
-        found = rows(Envelope(event=event, source="test"), 0, 0)
-    except Unstorable as refused:
-        assert refused.field
-    else:
-        assert all(type(row) in TABLES for row in found)
+def test_any_event_gives_rows_or_is_refused(event):
+    with contextlib.suppress(Unstorable):
+        assert all(type(row) in TABLES for row in rows(Envelope(event=event, source="test"), 0, 0))
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=200))

@@ -1,4 +1,4 @@
-"""What the projections tell Prometheus; read from the steps when asked."""
+"""What the stream buffer tells Prometheus; read from the step when asked."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from projections.buffer.step import BufferStep
-from projections.views.step import ViewsStep
 
 
 class BufferMetrics(Collector):
@@ -27,22 +26,4 @@ class BufferMetrics(Collector):
         yield GaugeMetricFamily("turnlog_buffer_replies_held", "Replies held.", value=self._step.open_replies())
         yield GaugeMetricFamily(
             "turnlog_buffer_degraded", "1: Redis cannot be written.", value=bool(self._step.trouble)
-        )
-
-
-class ViewsMetrics(Collector):
-    """Of the views."""
-
-    def __init__(self, step: ViewsStep) -> None:
-        self._step = step
-
-    def collect(self) -> Iterator[Metric]:
-        """The metrics now."""
-        counts = self._step.counts
-        yield CounterMetricFamily("turnlog_views_rows", "Rows inserted.", value=counts.rows)
-        yield CounterMetricFamily("turnlog_views_inserts", "Inserts.", value=counts.inserts)
-        yield CounterMetricFamily("turnlog_views_failures", "Inserts that were put off.", value=counts.failures)
-        yield CounterMetricFamily("turnlog_views_erased", "Conversations erased.", value=counts.erased)
-        yield GaugeMetricFamily(
-            "turnlog_views_degraded", "1: ClickHouse cannot be written.", value=bool(self._step.trouble)
         )

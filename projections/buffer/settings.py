@@ -1,4 +1,4 @@
-"""Settings of the projections, from `TURNLOG_…` variables."""
+"""Settings of the stream buffer, from `TURNLOG_…` variables."""
 
 from pydantic import Field
 
@@ -21,16 +21,3 @@ class BufferSettings(ProcessSettings):
     """Replies held per partition."""
     buffer_gather_ms: float = Field(default=3.0, ge=0, le=100)
     """Under load: how long a turn waits for more tokens before it writes."""
-
-
-class ViewsSettings(ProcessSettings):
-    """`python -m projections views`."""
-
-    clickhouse_url: str = Field(default="http://127.0.0.1:8123", min_length=1)
-    views_batch_rows: int = Field(default=10_000, ge=1, le=100_000)
-    """Rows that are inserted without waiting for their time."""
-
-    @property
-    def database(self) -> str:
-        """The namespace as a database's name."""
-        return self.namespace.replace("-", "_").replace(".", "_")

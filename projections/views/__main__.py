@@ -1,0 +1,47 @@
+"""The views' process: `python -m projections views`."""
+
+import sys
+
+from prometheus_client import REGISTRY
+
+from projections.clickhouse.client import Database
+from projections.views.metrics import ViewsMetrics
+from projections.views.pace import Pace
+from projections.views.settings import ViewsSettings
+from projections.views.step import Batch, ViewsStep
+from streams.log.kafka.log import KafkaLog
+from streams.log.loop import Loop, LoopSettings, run
+from streams.log.process import Process, main
+
+
+def serve(settings: ViewsSettings, process: Process) -> None:
+    """Write the views until the process is to stop."""
+    database = Database(settings.clickhouse_url, settings.database)
+    step = ViewsStep(database, Batch(rows=settings.views_batch_rows), Pace())
+    REGISTRY.register(ViewsMetrics(step))
+    log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
+
+    def turned(loop: Loop) -> None:
+        process.turned(loop.lag(), detail=step.trouble, degraded=bool(step.trouble))
+
+    run(
+        log,
+        step,
+        topics=["messages", "usage"],
+        group="views",
+        stop=process.stop,
+        replica=settings.replica,
+        settings=LoopSettings(records_max=10_000, expired=settings.offset_expired),
+        on_turn=turned,
+    )
+    log.close()
+    database.close()
+
+
+def command(arguments: list[str]) -> int:
+    """Run it; the exit code."""
+    return main("projections-views", ViewsSettings, serve, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.argv[1:]))
