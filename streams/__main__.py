@@ -118,7 +118,7 @@ def demand(settings: DemandSettings, process: Process) -> None:
     log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
     partitions = log.partitions(REQUESTS.name)
     log.close()
-    built = app.build(
+    app.run(
         app.Settings(
             bootstrap=settings.kafka_bootstrap,
             namespace=settings.namespace,
@@ -127,9 +127,10 @@ def demand(settings: DemandSettings, process: Process) -> None:
             window_s=settings.demand_window_s,
             smoothing=Smoothing(headroom=settings.demand_headroom),
             folder=settings.demand_folder,
-        )
+        ),
+        process.stop,
+        on_turn=process.turned,
     )
-    app.run(built, process.stop, on_turn=process.turned)
 
 
 def chosen(arguments: Sequence[str]) -> int:

@@ -21,6 +21,7 @@ from schemas.codec import Envelope, Undecodable, decode, encode
 from schemas.events import Event, GenerationAdmitted
 from schemas.topics import DEMAND, REQUESTS, WORKERS
 from schemas.values import Tier
+from streams.demand.changelog import ensure
 from streams.demand.emitter import Emitter
 from streams.demand.forecast import Smoothing
 from streams.demand.windows import Window, after, last_closed
@@ -29,6 +30,7 @@ from streams.log.steps import LogError
 SOURCE = "streams/demand"
 GRACE_MS = 2_000
 """A window is said so long after its end, for records on their way."""
+TABLE = "windows"
 WINDOWS_KEPT = 10
 REPLIES_MAX = 100_000
 """Replies whose tier is remembered until they finish; the oldest is forgotten, then not counted."""
@@ -87,7 +89,7 @@ class _Windows:
         self._emitter = Emitter(self._window_ms, settings.smoothing)
         self._tiers: dict[str, Tier] = {}
         self._table = app.Table(
-            "windows",
+            TABLE,
             partitions=settings.partitions,
             key_type=str,
             value_type=bytes,
@@ -160,16 +162,20 @@ class _Windows:
         await (await self._demand.send(key=event.key().encode(), value=value, headers=dict(headers)))
 
 
-def run(app: faust.App, stop: Flag, *, on_turn: Callable[[], None]) -> None:
+def run(settings: Settings, stop: Flag, *, on_turn: Callable[[], None]) -> None:
     """Runs the application until it shall stop; `on_turn` is called about twice a second while it is well.
 
     Raises:
         LogError: it ended by itself; the process must be started anew.
     """
-    asyncio.run(_run(app, stop, on_turn))
+    asyncio.run(_run(settings, stop, on_turn))
 
 
-async def _run(app: faust.App, stop: Flag, on_turn: Callable[[], None]) -> None:
+async def _run(settings: Settings, stop: Flag, on_turn: Callable[[], None]) -> None:
+    changelog = f"{settings.namespace}.demand-{TABLE}-changelog"
+    like = f"{settings.namespace}.{REQUESTS.name}"
+    await ensure(settings.bootstrap, changelog, like, settings.window_s * WINDOWS_KEPT)
+    app = build(settings)
     for chatty in ("faust", "mode", "aiokafka"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     app.finalize()
