@@ -94,7 +94,7 @@ class DataFolder:
         if free < FREE_BYTES_MIN:
             raise DataFolderUnusable(
                 f"Only {free // 2**20} MB of disk are free at {self.path}, too little for the servers' data "
-                f"(at least {FREE_BYTES_MIN // 2**20} MB): make room or choose a folder on another disk with {HOW_TO_MOVE}."
+                f"(at least {FREE_BYTES_MIN // 2**20} MB): make room, or choose another disk with {HOW_TO_MOVE}."
             )
 
     @contextlib.contextmanager
