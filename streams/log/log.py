@@ -86,11 +86,14 @@ class Consumer(Protocol):
         """
 
     def commit(self, offsets: Mapping[Partition, int], *, wait: bool) -> None:
-        """Commit; without `wait` a failure is only logged (a later commit makes up for it).
+        """Commit; without `wait` a failure is told by `commit_failed`.
 
         Raises:
             NotAppended: with `wait`, it failed.
         """
+
+    def commit_failed(self) -> bool:
+        """Whether a commit without `wait` has failed since the last time this was asked: commit again."""
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         """The next records of these partitions are from these offsets on."""

@@ -248,6 +248,8 @@ class Loop:
         return offsets
 
     def _commit(self, now_ms: int) -> None:
+        if self._consumer.commit_failed():
+            self._committed.clear()
         offsets = {
             partition: offset
             for partition, offset in self._settled(self._positions).items()

@@ -245,6 +245,8 @@ class TransactionalLoop:
 
     def _commit_offsets(self, now_ms: int) -> None:
         self._offsets_ms = now_ms
+        if self._consumer.commit_failed():
+            self._uncommitted = dict(self._positions)
         if self._uncommitted:
             self._consumer.commit(self._uncommitted, wait=False)
             self._uncommitted = {}

@@ -46,9 +46,10 @@ class KafkaConsumer:
         self._answering: frozenset[tuple[str, int]] = frozenset()
         self._answered_s = 0.0
         self._moved: set[Partition] = set()
+        self._commit_failed = False
         self._failure: LogError | None = None
         self._closed = False
-        hooks: Settings = {"on_commit": _committed, "error_cb": self._error}
+        hooks: Settings = {"on_commit": self._committed, "error_cb": self._error}
         if "statistics.interval.ms" in settings:
             hooks["stats_cb"] = self._statistics
         self._consumer: Any = Consumer(settings | hooks)
@@ -84,7 +85,11 @@ class KafkaConsumer:
         except KafkaException as failure:
             if wait:
                 raise NotAppended(f"offsets: {failure.args[0].str()}") from failure
-            report(failure.args[0])
+            self._committed(failure.args[0], [])
+
+    def commit_failed(self) -> bool:
+        failed, self._commit_failed = self._commit_failed, False
+        return failed
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         for place in self._names.places(offsets):
@@ -230,7 +235,7 @@ class KafkaConsumer:
         self._answering = answering(text)
         self._answered_s = time.monotonic()
 
-
-def _committed(error: Any, _: Any) -> None:
-    if error is not None:
-        report(error)
+    def _committed(self, error: Any, _: Any) -> None:
+        if error is not None:
+            self._commit_failed = True
+            report(error)

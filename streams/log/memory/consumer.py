@@ -83,6 +83,7 @@ class MemoryConsumer:
         self._expired: Expired = expired
         self._positions: dict[Partition, int] = {}
         self._paused: set[Partition] = set()
+        self._commit_failed = False
         self._closed = False
         with log.changed:
             group.join(self)
@@ -102,8 +103,13 @@ class MemoryConsumer:
         with self._log.changed:
             self._log.point("offsets", self.name)
             taken = not self._log.down and self._group.commit(self, offsets)
+        self._commit_failed = self._commit_failed or not taken
         if wait and not taken:
             raise NotAppended("offsets: not a member of the group, not the owner, or the log is down")
+
+    def commit_failed(self) -> bool:
+        failed, self._commit_failed = self._commit_failed, False
+        return failed
 
     def commit_in_transaction(self, offsets: Mapping[Partition, int]) -> None:
         """As part of a transaction; raises `Aborted`."""
