@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import structlog
 
 from schemas.codec import Envelope, Undecodable, decode
-from schemas.events import Event
+from schemas.events import Event, GenerationRequested
+from schemas.values import PRIORITIES
 from streams.log.log import Reader
 from streams.log.steps import Record
 
@@ -64,3 +65,13 @@ def _decoded(record: Record) -> Envelope[Event] | None:
     except Undecodable as error:
         logger.error("record_undecodable", reason=str(error))  # noqa: TRY400 - the reason says it all
         return None
+
+
+def by_priority(batch: Batch) -> list[Envelope[Event]]:
+    """The batch with requests of a stricter priority first; order within one is kept."""
+
+    def rank(envelope: Envelope[Event]) -> int:
+        event = envelope.event
+        return PRIORITIES.index(event.priority) if isinstance(event, GenerationRequested) else -1
+
+    return sorted(batch, key=rank)

@@ -35,7 +35,7 @@ class Journal:
         self.now_ms = now_ms
 
     def started(self, taken: Taken) -> None:
-        """Raises `LogFull`."""
+        """Raises `LogFull` or `NotAppended`."""
         request = taken.request
         self._append(
             taken,
@@ -80,7 +80,7 @@ class Journal:
         )
         try:
             self._append(taken, event)
-        except LogFull:
+        except (LogFull, NotAppended):
             logger.warning("finished_not_told", generation_id=request.generation_id, reply_id=request.reply_id)
 
     def _append(self, taken: Taken, event: Event) -> None:
@@ -105,7 +105,7 @@ async def end_unstarted(journal: Journal, action: EndUnstarted) -> None:
     )
     try:
         journal.started(taken)
-    except LogFull:
+    except (LogFull, NotAppended):
         journal.handed_back(taken)
         return
     await journal.ended(taken, event, waited_ms)

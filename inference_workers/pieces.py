@@ -120,6 +120,9 @@ class Pieces:
             appended = self._writer.append(Output(event=event), self._failed)
         except LogFull:
             return self._refused(now_s)
+        except NotAppended:
+            self._lose()
+            return True
         self._full_since_s = None
         if self._watched is None or self._watched.done():
             self._watched = appended

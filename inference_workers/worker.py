@@ -15,17 +15,17 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
-import msgspec
 import structlog
 
 from inference_workers.assignments import Action, Assignments, Begin, EndUnstarted, GiveBack, Leave, Stop
 from inference_workers.engine import Engine, EngineDead
-from inference_workers.intake import Batch, Intake
+from inference_workers.intake import Batch, Intake, by_priority
 from inference_workers.journal import Journal, Place, end_unstarted
-from inference_workers.outcomes import Patience, is_stalled
+from inference_workers.outcomes import is_stalled
 from inference_workers.pieces import Burst, Pieces
+from inference_workers.policy import Policy
 from inference_workers.run import Run, Told
 from schemas.codec import Envelope
 from schemas.events import (
@@ -40,27 +40,11 @@ from schemas.events import (
 from schemas.topics import CANCELLATIONS, inference
 from schemas.values import PRIORITIES
 from streams.log.log import END, Log, Reader, since
-from streams.log.steps import LogError, LogFull, Output, Partition, Writer
+from streams.log.steps import LogError, LogFull, NotAppended, Output, Partition, Writer
 
 logger = structlog.get_logger("inference_workers")
 
 Exit = Literal["drained", "superseded", "engine_dead", "engine_stuck"]
-
-
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker's times and bounds."""
-
-    grace_s: float = 20.0
-    lease_s: float = 1.0
-    tick_s: float = 0.1
-    abort_s: float = 10.0
-    """How long the engine may take to give up a slot before it counts as stuck."""
-    hand_back_s: float = 5.0
-    """How long handing back and releasing may take at the end."""
-    waiting_max: int = 64
-    cancellations_from_ms: int = 300_000
-    """How far back cancellations are read at the start."""
-    patience: Patience = Patience(first_token_s=300.0, token_s=60.0)
 
 
 def wall_ms() -> int:
@@ -81,7 +65,7 @@ class Worker:
         instance: str,
         policy: Policy,
         now_ms: Callable[[], int] = wall_ms,
-        heartbeat: Callable[[str, str], None] = lambda _state, _detail: None,
+        heartbeat: Callable[[str], None] = lambda _detail: None,
     ) -> None:
         self._log = log
         self._engine = engine
@@ -94,7 +78,8 @@ class Worker:
         self._runs: dict[str, Run] = {}
         self._leaving: Exit | None = None
         self._renewal = 0
-        self._ended = asyncio.Event()
+        self._look = asyncio.Event()
+        self._arrivals: asyncio.Queue[Batch | BaseException] = asyncio.Queue()
 
     async def run(self, stop: threading.Event) -> Exit:
         """Work until told to stop, superseded, or let down by the engine.
@@ -137,14 +122,14 @@ class Worker:
         return self._log.reader(partitions, since(self._now_ms() - self._policy.cancellations_from_ms))
 
     async def _serve(self, readers: list[tuple[str, Reader]], stop: threading.Event) -> Exit:
-        arrivals: asyncio.Queue[Batch | BaseException] = asyncio.Queue()
-        intakes = [Intake(name, reader, arrivals) for name, reader in readers]
+        intakes = [Intake(name, reader, self._arrivals) for name, reader in readers]
+        asyncio.get_running_loop().set_exception_handler(self._broken)
         self._lease()
         for intake in intakes:
             intake.start()
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                receiving = self._tasks.create_task(self._receive(arrivals))
+                receiving = self._tasks.create_task(self._receive())
                 await self._watch(stop)
                 receiving.cancel()
             if self._leaving != "superseded":
@@ -158,12 +143,17 @@ class Worker:
                 await asyncio.to_thread(self._writer.close, 1.0)
         return self._leaving or "drained"
 
-    async def _receive(self, arrivals: "asyncio.Queue[Batch | BaseException]") -> None:
+    def _broken(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback of ours raised: that is a bug, and the worker must not go on half."""
+        error = context.get("exception") or RuntimeError(str(context.get("message")))
+        self._arrivals.put_nowait(error)
+
+    async def _receive(self) -> None:
         while True:
-            item = await arrivals.get()
+            item = await self._arrivals.get()
             if isinstance(item, BaseException):
                 raise item
-            for envelope in _by_priority(item):
+            for envelope in by_priority(item):
                 self._do(self._arrived(envelope))
 
     def _arrived(self, envelope: Envelope[Event]) -> list[Action]:
@@ -201,9 +191,9 @@ class Worker:
             if now_s >= renew_s:
                 renew_s = max(renew_s + self._policy.lease_s, now_s)
                 self._lease()
-            self._ended.clear()
+            self._look.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), self._policy.tick_s)
+                await asyncio.wait_for(self._look.wait(), self._policy.tick_s)
 
     def _stop_stalled(self, now_s: float) -> None:
         for generation_id, run in list(self._runs.items()):
@@ -226,12 +216,13 @@ class Worker:
                 case Leave():
                     logger.warning("superseded", epoch=self._epoch, by=action.epoch)
                     self._leaving = "superseded"
+                    self._look.set()
 
     def _begin(self, action: Begin) -> None:
         taken = action.taken
         try:
             self._journal.started(taken)
-        except LogFull:
+        except (LogFull, NotAppended):
             self._journal.handed_back(taken)
             self._freed(taken.id)
             return
@@ -245,7 +236,7 @@ class Worker:
             await run.run(self._told, self._policy.abort_s)
         finally:
             del self._runs[run.taken.id]
-            self._ended.set()
+            self._look.set()
 
     def _freed(self, generation_id: str) -> None:
         self._do(self._assignments.freed(generation_id, self._now_ms()))
@@ -256,10 +247,12 @@ class Worker:
     def _dead(self, error: EngineDead) -> None:
         logger.error("engine_dead", reason=str(error))
         self._leaving = self._leaving or "engine_dead"
+        self._look.set()
 
     def _stuck(self, generation_id: str) -> None:
         logger.error("engine_stuck", generation_id=generation_id)
         self._leaving = self._leaving or "engine_stuck"
+        self._look.set()
 
     def _lease(self) -> None:
         stats, info = self._engine.stats(), self._engine.info()
@@ -276,8 +269,7 @@ class Worker:
                 draining=self._assignments.draining,
             )
         )
-        state = "stopping" if self._assignments.draining else "ready"
-        self._heartbeat(state, f"{self._assignments.running} running, {self._assignments.waiting} waiting")
+        self._heartbeat(f"{self._assignments.running} running, {self._assignments.waiting} waiting")
 
     def _released(self) -> WorkerReleased:
         return WorkerReleased(pool=self._pool, instance=self._instance, inbox=self._inbox, epoch=self._epoch)
@@ -285,15 +277,5 @@ class Worker:
     def _append(self, event: Event) -> None:
         try:
             self._writer.append(Output(event=event))
-        except LogFull:
+        except (LogFull, NotAppended):
             logger.warning("not_told", event_type=type(event).__name__)
-
-
-def _by_priority(batch: Batch) -> list[Envelope[Event]]:
-    """The batch with requests of a stricter priority first; order within one is kept."""
-
-    def rank(envelope: Envelope[Event]) -> int:
-        event = envelope.event
-        return PRIORITIES.index(event.priority) if isinstance(event, GenerationRequested) else -1
-
-    return sorted(batch, key=rank)

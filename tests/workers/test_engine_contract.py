@@ -30,7 +30,8 @@ WITHIN_S = 30
 
 
 def llama() -> Engine:
-    from inference_workers.engines.llama_cpp import LlamaCppEngine, LlamaSettings, find_model
+    from inference_workers.engines.llama_cpp import LlamaCppEngine
+    from inference_workers.engines.llama_server import LlamaSettings, find_model
 
     return LlamaCppEngine(LlamaSettings(model="smollm2", model_path=find_model(), slots=SLOTS, context_tokens=CONTEXT))
 

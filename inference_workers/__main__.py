@@ -1,0 +1,68 @@
+"""`python -m inference_workers`: one worker, for one replica of one model."""
+
+import asyncio
+import gc
+import sys
+
+import structlog
+import uvloop
+
+from inference_workers.engine import EngineDead, EngineUnavailable
+from inference_workers.engines.registry import make
+from inference_workers.settings import WorkerSettings
+from inference_workers.worker import Exit, Worker
+from schemas.ids import instance_id
+from streams.log.kafka import KafkaLog
+from streams.log.process import FAILED, Process, main
+from streams.log.steps import Fenced
+
+logger = structlog.get_logger("inference_workers")
+
+SHUTDOWN_S = 1.0
+
+
+def serve(settings: WorkerSettings, process: Process) -> None:
+    """Run the worker to its end.
+
+    Raises:
+        Fenced: another worker has taken the inbox.
+        SystemExit: the engine cannot be used, or has died: this process has to be replaced.
+    """
+    try:
+        ended = uvloop.run(_serve(settings, process))
+    except (EngineUnavailable, EngineDead, ValueError) as error:
+        logger.critical("engine_unavailable", engine=settings.engine, reason=str(error))
+        process.turned(detail=str(error), degraded=True)
+        raise SystemExit(FAILED) from error
+    if ended == "superseded":
+        raise Fenced(f"another worker has taken inbox {settings.replica} of the pool {settings.pool}")
+    if ended != "drained":
+        logger.critical("engine_failed", engine=settings.engine, reason=ended)
+        raise SystemExit(FAILED)
+
+
+async def _serve(settings: WorkerSettings, process: Process) -> Exit:
+    engine = make(settings)
+    process.starting(f"starting the engine {settings.engine}")
+    await engine.start()
+    log = KafkaLog(settings.kafka_bootstrap, settings.namespace, f"worker-{settings.pool}-{settings.replica}")
+    worker = Worker(
+        log=log,
+        engine=engine,
+        pool=settings.pool,
+        inbox=settings.replica,
+        instance=instance_id(),
+        policy=settings.policy(),
+        heartbeat=lambda detail: process.turned(detail=detail),
+    )
+    gc.collect()
+    gc.freeze()  # what is loaded stays: collections look at new objects only, and pauses stay short
+    try:
+        return await worker.run(process.stop)
+    finally:
+        await engine.shutdown(SHUTDOWN_S)
+        await asyncio.to_thread(log.close)
+
+
+if __name__ == "__main__":
+    sys.exit(main("worker", WorkerSettings, serve, sys.argv[1:]))
