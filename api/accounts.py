@@ -83,10 +83,17 @@ def rate_of(caller: Caller, tier_limits: dict[Tier, int]) -> Rate:
 class AccountsReader:
     """Keeps `Accounts` up to date from the log, and thereby knows whether the log answers."""
 
-    def __init__(self, log_: Log, accounts: Accounts, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        log_: Log,
+        accounts: Accounts,
+        now_s: Callable[[], float] = time.monotonic,
+        poll_s: float = POLL_S,
+    ) -> None:
         self._log = log_
         self._accounts = accounts
         self._now_s = now_s
+        self._poll_s = poll_s
         self._stop = threading.Event()
         self._answered_s: float | None = None
         self._complete = threading.Event()
@@ -108,7 +115,7 @@ class AccountsReader:
     def close(self) -> None:
         """Stop; waits for the thread a moment."""
         self._stop.set()
-        self._thread.join(2 * POLL_S + RETRY_S)
+        self._thread.join(2 * self._poll_s + RETRY_S)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -125,7 +132,7 @@ class AccountsReader:
             ends = self._asked(reader)
             asked_s = self._now_s()
             while not self._stop.is_set():
-                for record in reader.poll(POLL_S):
+                for record in reader.poll(self._poll_s):
                     self._apply(record)
                 if not self._complete.is_set():
                     positions = reader.positions()

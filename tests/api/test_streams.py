@@ -105,9 +105,9 @@ async def test_what_comes_between_replay_and_live_is_delivered_once() -> None:
 
         hot.meanwhile = meanwhile
         call = api.begin("GET", f"{sent['events_url']}?after=4")
-        await call.until(13)
+        await call.until(11)
         hot.meanwhile = None
-        assert len(left) < 30
+        assert len(left) <= 26
         world.say(reply_id, *left)
         world.end(reply_id)
         await call.end()
@@ -191,10 +191,10 @@ async def test_stalled_readers_cost_nothing_are_cut_off_and_resume_without_loss(
     keeper = asyncio.ensure_future(api.open_streams.keep())
     sent = await api.send()
     reply_id = world.queue(sent)
-    world.start(reply_id)
     stalled = [api.begin("GET", sent["events_url"], takes=False) for _ in range(100)]
     quick = api.begin("GET", sent["events_url"])
     await eventually("all follow", lambda: api.metrics.streams_open._value.get() == 101)
+    world.start(reply_id)
     for word in WORDS:
         world.say(reply_id, word * 100)
         await asyncio.sleep(0)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from api.accounts import Accounts, AccountsReader
 from api.app import create_app
@@ -47,7 +48,7 @@ from schemas.stream import frame
 from schemas.values import EndStatus, Usage
 from streams.log.log import BEGINNING
 from streams.log.memory import MemoryLog
-from streams.log.steps import Output, Partition
+from streams.log.steps import Output, Partition, Record
 
 ALICE, BOB = "key-of-alice", "key-of-bob"
 PATIENCE = Patience(heartbeat_s=30.0, send_timeout_s=30.0, outage_s=30.0, idle_s=60.0, page_frames=7)
@@ -174,7 +175,7 @@ class Process:
             "http_version": "1.1",
             "method": method,
             "scheme": "http",
-            "path": address,
+            "path": unquote(address),
             "raw_path": address.encode(),
             "query_string": query.encode(),
             "headers": [(name.encode(), value.encode("latin-1")) for name, value in sent.items()],
@@ -237,7 +238,7 @@ class World:
         self.views = MemoryViews()
         self.ids = Identities(b"a secret of the tests")
         self.accounts = Accounts()
-        self.accounts_reader = AccountsReader(self.log, self.accounts)
+        self.accounts_reader = AccountsReader(self.log, self.accounts, poll_s=0.01)
         self._replies: dict[str, replies.Reply | None] = {}
         self._projected: dict[int, int] = {}
 
@@ -272,9 +273,7 @@ class World:
 
     def messages_of(self, conversation_id: str) -> conversations.Conversation | None:
         """The fold of a conversation from the log, as turns has it."""
-        return conversations.fold(
-            event for event in self.events("messages") if event.key() == conversation_id
-        )
+        return conversations.fold(event for event in self.events("messages") if event.key() == conversation_id)
 
     def project(self) -> None:
         """The views catch up with the log."""
@@ -402,11 +401,15 @@ class World:
         head = {"model": after.model, "submitted_ms": str(after.queued.submitted_at_ms)} if after else {}
         self.hot.publish(event.reply_id, first, frames, head)
 
-    def _records(self, topic: str) -> list[tuple[int, int, Event]]:
+    def raw(self, topic: str) -> list[tuple[tuple[int, int], Record]]:
+        """All records of a topic."""
         partitions = [Partition(topic, number) for number in range(self.log.partitions(topic))]
         reader = self.log.reader(partitions, BEGINNING)
-        found: list[tuple[int, int, Event]] = []
+        found: list[tuple[tuple[int, int], Record]] = []
         while records := reader.poll(0):
-            found += [(r.partition, r.offset, decode(r.value, r.headers).event) for r in records]
+            found += [((r.partition, r.offset), r) for r in records]
         reader.close()
-        return sorted(found, key=lambda item: item[:2])
+        return sorted(found, key=lambda item: item[0])
+
+    def _records(self, topic: str) -> list[tuple[int, int, Event]]:
+        return [(*place, decode(r.value, r.headers).event) for place, r in self.raw(topic)]

@@ -1,0 +1,179 @@
+"""The pure rules: tails, replays, claims, buckets, accounts, listings, frames of stored replies."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api import rate as rates
+from api.accounts import Accounts, rate_of
+from api.claims import CLAIM_MS, Conflicting, Fresh, Repeated, decide
+from api.listing import overlaid
+from api.replay import Unserved, stored_frames
+from api.routes.account import plain
+from api.stores import BucketState, ConversationHead, Entry, Rate
+from api.tails import Tail, parse_live, split
+from schemas.events import (
+    AccountOpened,
+    ConversationDeleted,
+    ConversationRenamed,
+    KeyIssued,
+    KeyRevoked,
+    LimitsChanged,
+    ReplyStored,
+    TierChanged,
+)
+from schemas.ids import key_hash
+from schemas.stream import Delta, frame, parse_frame
+from schemas.values import EndStatus, Usage
+
+FRAMES = [frame(n, Delta(text=f"t{n}\n\n")) for n in range(1, 41)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), max_size=30),
+    st.integers(0, 40),
+    st.integers(1, 2000),
+)
+def test_a_tail_gives_exactly_what_follows_or_says_that_it_cannot(
+    pieces: list[tuple[int, int]], cursor: int, bytes_max: int
+) -> None:
+    tail = Tail(bytes_max)
+    for first, count in pieces:
+        frames = FRAMES[first - 1 : first - 1 + count]
+        tail.add(first, first + len(frames) - 1, b"".join(frames))
+    behind = tail.after(cursor)
+    if behind is None:
+        assert tail.newest > cursor
+        return
+    newest, frames_ = behind
+    assert newest == max(cursor, tail.newest)
+    assert split(frames_) == FRAMES[cursor:newest]
+
+
+def test_a_tail_keeps_the_newest_bytes_only() -> None:
+    tail = Tail(bytes_max=500)
+    for n in range(1, 41):
+        tail.add(n, n, FRAMES[n - 1])
+    assert tail.after(0) is None
+    assert tail.after(38) == (40, b"".join(FRAMES[38:]))
+
+
+def test_what_is_published_is_parsed() -> None:
+    assert parse_live(b"3-4\nid: 3\n\nid: 4\n\n") == (3, 4, b"id: 3\n\nid: 4\n\n")
+
+
+def stored(final: int, text: str, status: EndStatus = "completed", attempt: int = 1) -> ReplyStored:
+    return ReplyStored(
+        conversation_id="c",
+        reply_id="r",
+        message_id="m",
+        account_id="a",
+        tier="paid",
+        pool="p",
+        model="x",
+        status=status,
+        text=text,
+        attempt=attempt,
+        final_offset=final,
+        usage=Usage(input_tokens=1, output_tokens=1),
+        submitted_at_ms=1,
+        ended_at_ms=2,
+    )
+
+
+@given(st.integers(1, 50), st.integers(0, 60))
+def test_a_stored_reply_is_served_exactly_or_not_at_all(final: int, after: int) -> None:
+    served = stored_frames(stored(final, "text" if final > 2 else ""), after)
+    if after > final:
+        assert served == Unserved("beyond")
+        return
+    if 0 < after < final - 1:
+        assert served == Unserved("expired")
+        return
+    assert not isinstance(served, Unserved)
+    events = [parse_frame(each) for each in served]
+    assert [offset for offset, _ in events] == sorted(
+        {1, max(final - 1, 1), final} if after == 0 else {final} - {after}
+    )
+    if after == 0 and final > 2:
+        assert events[1][1] == Delta(text="text")
+
+
+def test_claims_are_decided_by_digest_mark_and_age() -> None:
+    bucket = BucketState(True, 0, 1)
+    now = 10 * CLAIM_MS
+
+    def entry(claimed: str | None, since: int | None) -> Entry:
+        return Entry(bucket=bucket, claimed=claimed, claims_since_ms=since, deleted=False)
+
+    assert decide(entry(None, 0), "d", now) == Fresh(ask_views=False)
+    assert decide(entry(None, now - CLAIM_MS), "d", now) == Fresh(ask_views=False)
+    assert decide(entry(None, now - 5), "d", now) == Fresh(ask_views=True)
+    assert decide(entry(None, None), "d", now) == Fresh(ask_views=True, note_begin=True)
+    assert decide(entry("d", 0), "d", now) == Repeated(appended=False)
+    assert decide(entry("d+", 0), "d", now) == Repeated(appended=True)
+    assert decide(entry("e", 0), "d", now) == Conflicting()
+
+
+@given(st.integers(1, 1000), st.lists(st.tuples(st.integers(0, 400_000), st.integers(1, 5)), max_size=60))
+def test_a_bucket_never_grants_more_than_it_holds_and_refills(per_minute: int, steps: list[tuple[int, int]]) -> None:
+    rate = Rate(per_minute)
+    tat = now = 1_000_000
+    granted = 0
+    for wait_ms, cost in steps:
+        now += wait_ms * 1000
+        before = tat
+        tat, state = rates.take(tat, rate, cost, now)
+        granted += cost if state.allowed else 0
+        assert 0 <= state.available <= per_minute
+        if not state.allowed and cost <= per_minute:
+            assert tat == max(before, now)
+            again, later = rates.take(tat, rate, cost, now + state.retry_after_ms * 1000)
+            assert later.allowed
+            assert again > tat
+    assert granted <= per_minute + (now - 1_000_000) // rate.interval_us + 1
+
+
+def test_an_account_is_what_its_newest_facts_say_in_any_order() -> None:
+    facts = [
+        AccountOpened(account_id="a", name="A", tier="free", opened_at_ms=1),
+        TierChanged(account_id="a", tier="paid", changed_at_ms=2),
+        KeyIssued(account_id="a", key_id="1", key_hash=key_hash("k"), issued_at_ms=1),
+        LimitsChanged(account_id="a", requests_per_minute=7, changed_at_ms=3),
+    ]
+    for order in (facts, facts[::-1]):
+        accounts = Accounts()
+        assert accounts.caller(key_hash("k")) is None
+        for fact in order:
+            accounts.apply(fact.key(), fact)
+        caller = accounts.caller(key_hash("k"))
+        assert caller is not None
+        assert (caller.account_id, caller.tier) == ("a", "paid")
+        assert rate_of(caller, {"free": 1, "paid": 2}) == Rate(7)
+        accounts.apply("a/limits", None)
+        caller = accounts.caller(key_hash("k"))
+        assert caller is not None
+        assert rate_of(caller, {"free": 1, "paid": 2}) == Rate(2)
+        revoked = KeyRevoked(account_id="a", key_id="1", revoked_at_ms=4)
+        accounts.apply(revoked.key(), revoked)
+        assert accounts.caller(key_hash("k")) is None
+
+
+def test_a_listing_line_laid_over_twice_is_the_same() -> None:
+    head = ConversationHead(id="c", title="t", created_at_ms=1, updated_at_ms=5)
+    renamed = ConversationRenamed(conversation_id="c", account_id="a", title="new", renamed_at_ms=9, request_id="1")
+    once = overlaid(head, [renamed])
+    assert once == ConversationHead(id="c", title="new", created_at_ms=1, updated_at_ms=9)
+    assert overlaid(once, [renamed]) == once
+    deleted = ConversationDeleted(conversation_id="c", account_id="a", deleted_at_ms=10)
+    assert overlaid(head, [renamed, deleted]) is None
+    assert overlaid(None, [renamed]) is None
+
+
+def test_money_is_written_plainly() -> None:
+    assert [plain(n) for n in ("0", "0.000000000000", "1.250000000000", "10", "-0.500")] == [
+        "0",
+        "0",
+        "1.25",
+        "10",
+        "-0.5",
+    ]
