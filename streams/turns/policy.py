@@ -22,7 +22,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations of one partition; above it the least recently active are archived."""
     chars_max: int = 64_000_000
     """Characters held of one partition, 1,000 more a message; above it the same."""
-    early_max: int = 10_000
-    """Cancellations of one partition that came before their message; above it the oldest is forgotten."""
-    early_ttl_ms: int = 3_600_000
-    """So long such a cancellation is remembered."""
+    notes_max: int = 10_000
+    """Notes of one partition: cancellations that came before their message, and declines of what is not held. Above it
+    the oldest is forgotten."""
+    notes_ttl_ms: int = 86_400_000
+    """So long a note is kept at least, and twice as long at most."""

@@ -5,7 +5,8 @@ Keys, written in the partition of the conversation's messages:
 - `<conversation_id>/head`: what changes with every event;
 - `<conversation_id>/<reply_id>/request`, `…/stored`: the events, written once (again, without text, when forgotten);
 - `<conversation_id>/<reply_id>/open`: an open reply;
-- `early/<reply_id>`: a cancellation that came before its message.
+- `early/<reply_id>`: note of a cancellation that came before its message;
+- `declined/<reply_id>`: note of a reply that was declined and is not held, so that a repeated send stays ignored.
 
 `restored(records of h) == h`, exactly.
 """
@@ -19,7 +20,7 @@ from schemas.conversation import Conversation, Message, fold
 from schemas.events import ConversationSummarised, MessageSubmitted, RegenerationRequested, ReplyStored
 from streams.turns.held import Held, Open, weighed
 
-EARLY = "early/"
+_NOTES = ("early/", "declined/")
 
 
 class HeadRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,7 +54,11 @@ _OPEN = msgspec.json.Decoder(Open)
 
 
 def early_key(reply_id: str) -> str:
-    return f"{EARLY}{reply_id}"
+    return f"early/{reply_id}"
+
+
+def declined_key(reply_id: str) -> str:
+    return f"declined/{reply_id}"
 
 
 def difference(conversation_id: str, before: Held | None, after: Held | None) -> dict[str, bytes | None]:
@@ -116,22 +121,22 @@ def _request(reply: Message) -> RequestRecord:
 
 
 def restored(values: Mapping[str, bytes]) -> tuple[dict[str, Held], dict[str, int]]:
-    """The conversations, least recently active first, and the early cancellations, from the newest value of each key.
+    """The conversations, least recently active first, and the notes, from the newest value of each key.
 
     Raises:
         msgspec.MsgspecError: a record that this program did not write.
     """
     parts: dict[str, dict[str, bytes]] = {}
-    early: dict[str, int] = {}
+    notes: dict[str, int] = {}
     for key, value in values.items():
-        if key.startswith(EARLY):
-            early[key.removeprefix(EARLY)] = msgspec.json.decode(value, type=int)
+        if key.startswith(_NOTES):
+            notes[key] = msgspec.json.decode(value, type=int)
             continue
         conversation_id, rest = key.split("/", 1)
         parts.setdefault(conversation_id, {})[rest] = value
     held = [_held(conversation_id, records) for conversation_id, records in parts.items()]
     held.sort(key=lambda one: one.active_offset)
-    return {one.conversation.id: one for one in held}, early
+    return {one.conversation.id: one for one in held}, notes
 
 
 def _held(conversation_id: str, records: Mapping[str, bytes]) -> Held:

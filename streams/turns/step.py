@@ -15,26 +15,27 @@ from schemas.events import (
 from streams.log.steps import NOTHING, Arrived, Decision, Output, Record, StateRecord
 from streams.state import newest
 from streams.turns import rules
+from streams.turns.admission import Request
 from streams.turns.held import Held, next_due_ms
 from streams.turns.policy import Policy
-from streams.turns.records import difference, early_key, restored
+from streams.turns.records import declined_key, difference, early_key, restored
 
 NUMBERS: Mapping[str, str] = {
     "turnlog_turns_conversations": "Conversations held",
     "turnlog_turns_chars": "Characters held of them",
     "turnlog_turns_open_replies": "Replies without a stored end",
-    "turnlog_turns_early_cancellations": "Cancellations that came before their message",
+    "turnlog_turns_notes": "Cancellations that came before their message, and declines of what is not held",
 }
 
 
 class Shard:
     """What one partition holds; changed by `Turns.committed` only."""
 
-    def __init__(self, held: dict[str, Held], early: dict[str, int]) -> None:
+    def __init__(self, held: dict[str, Held], notes: dict[str, int]) -> None:
         self.held = held
         """Least recently active first."""
-        self.early = early
-        """Reply id -> when its cancellation came, before its message."""
+        self.notes = notes
+        """Key of a note (`streams.turns.records`) -> when it was made."""
         self.chars = sum(one.chars for one in held.values())
         self.due = {id_: due for id_, one in held.items() if (due := next_due_ms(one)) is not None}
         self.next_due_ms = 0
@@ -45,7 +46,7 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
     """Changes to a shard; None removes."""
 
     held: Mapping[str, Held | None]
-    early: Mapping[str, int | None]
+    notes: Mapping[str, int | None]
     next_due_ms: int | None = None
     """Found by the sweeper."""
 
@@ -68,7 +69,7 @@ class Turns:
             sum(len(shard.held) for shard in shards),
             sum(shard.chars for shard in shards),
             sum(len(shard.held[id_].open) for shard in shards for id_ in shard.due),
-            sum(len(shard.early) for shard in shards),
+            sum(len(shard.notes) for shard in shards),
         )
         return dict(zip(NUMBERS, counts, strict=True))
 
@@ -109,30 +110,35 @@ class _Round:
         self._policy = policy
         self._now_ms = now_ms
         self._held: dict[str, Held | None] = {}
-        self._early: dict[str, int | None] = {}
+        self._notes: dict[str, int | None] = {}
         self._outputs: list[Output] = []
 
     def take(self, arrived: Arrived) -> None:
         """One record."""
-        event, offset = arrived.envelope.event, arrived.record.offset
+        event = arrived.envelope.event
         match event:
             case CancellationRequested():
                 self._cancel(event, arrived)
             case MessageSubmitted() | RegenerationRequested():
-                early = self._get_early(event.reply_id)
-                change = rules.requested(
-                    self._get(event.conversation_id),
-                    arrived.envelope,
-                    event,
-                    offset,
-                    self._policy,
-                    cancelled=early is not None,
-                )
-                self._put(event.conversation_id, change)
-                if early is not None:
-                    self._early[event.reply_id] = None
+                self._request(event, arrived)
             case _:
                 self._other(event, arrived)
+
+    def _request(self, event: Request, arrived: Arrived) -> None:
+        declined, early = declined_key(event.reply_id), early_key(event.reply_id)
+        if self._noted(declined) is not None:
+            return
+        cancelled = self._noted(early) is not None
+        before = self._get(event.conversation_id)
+        change = rules.requested(
+            before, arrived.envelope, event, arrived.record.offset, self._policy, cancelled=cancelled
+        )
+        self._put(event.conversation_id, change)
+        held, outputs = change
+        if outputs and held is before:
+            self._notes[declined] = self._now_ms
+        if cancelled:
+            self._notes[early] = None
 
     def _other(self, event: Event, arrived: Arrived) -> None:
         conversation_id = getattr(event, "conversation_id", None)
@@ -150,8 +156,8 @@ class _Round:
         if held is not None and (event.reply_id in held.open or _is_known(held, event.reply_id)):
             change = rules.cancelled(held, event.reply_id, self._policy, arrived.envelope)
             self._put(event.conversation_id, change)
-        elif self._get_early(event.reply_id) is None:
-            self._early[event.reply_id] = self._now_ms
+        elif self._noted(early_key(event.reply_id)) is None:
+            self._notes[early_key(event.reply_id)] = self._now_ms
 
     def sweep(self) -> int | None:
         """Ends what is overdue. Returns when the next one is due if it had to look, else None."""
@@ -161,21 +167,21 @@ class _Round:
             held = self._get(conversation_id)
             if due <= self._now_ms and held is not None:
                 self._put(conversation_id, rules.swept(held, self._now_ms, self._policy))
-        self._forget_early()
+        self._forget_notes()
         dues = {**self._shard.due, **{id_: next_due_ms(one) for id_, one in self._held.items() if one is not None}}
-        look_again_ms = self._now_ms + self._policy.early_ttl_ms
+        look_again_ms = self._now_ms + self._policy.notes_ttl_ms
         return min([look_again_ms, *(due for due in dues.values() if due is not None)])
 
-    def _forget_early(self) -> None:
-        for reply_id, at_ms in self._shard.early.items():
-            if at_ms + self._policy.early_ttl_ms <= self._now_ms:
-                self._early[reply_id] = None
+    def _forget_notes(self) -> None:
+        for key, at_ms in self._shard.notes.items():
+            if at_ms + self._policy.notes_ttl_ms <= self._now_ms:
+                self._notes[key] = None
 
     def archive(self) -> None:
         """Keeps the limits of the partition."""
         shard, policy = self._shard, self._policy
-        if self._early:
-            self._limit_early()
+        if self._notes:
+            self._limit_notes()
         added = sum(1 for id_, one in self._held.items() if one is not None and id_ not in shard.held)
         chars = shard.chars + sum(
             (one.chars if one else 0) - (shard.held[id_].chars if id_ in shard.held else 0)
@@ -189,11 +195,12 @@ class _Round:
         for held in rules.archivable(untouched, excess, excess_chars):
             self._held[held.conversation.id] = None
 
-    def _limit_early(self) -> None:
-        early = {**self._shard.early, **self._early}
-        kept = sorted((at_ms, reply_id) for reply_id, at_ms in early.items() if at_ms is not None)
-        for _, reply_id in kept[: max(0, len(kept) - self._policy.early_max)]:
-            self._early[reply_id] = None
+    def _limit_notes(self) -> None:
+        notes = {**self._shard.notes, **self._notes}
+        excess = sum(1 for at_ms in notes.values() if at_ms is not None) - self._policy.notes_max
+        if excess > 0:
+            kept = sorted((at_ms, key) for key, at_ms in notes.items() if at_ms is not None)
+            self._notes.update({key: None for _, key in kept[:excess]})
 
     def decision(self, next_due_ms: int | None) -> Decision:
         """All changes and what they write."""
@@ -201,13 +208,13 @@ class _Round:
         for conversation_id, held in self._held.items():
             records = difference(conversation_id, self._shard.held.get(conversation_id), held)
             states.extend(StateRecord(key=key, value=value) for key, value in records.items())
-        for reply_id, at_ms in self._early.items():
-            if self._shard.early.get(reply_id) != at_ms:
-                states.append(StateRecord(key=early_key(reply_id), value=None if at_ms is None else to_json(at_ms)))
+        for key, at_ms in self._notes.items():
+            if self._shard.notes.get(key) != at_ms:
+                states.append(StateRecord(key=key, value=None if at_ms is None else to_json(at_ms)))
         return Decision(
             outputs=tuple(self._outputs),
             states=tuple(states),
-            staged=Staged(held=self._held, early=self._early, next_due_ms=next_due_ms),
+            staged=Staged(held=self._held, notes=self._notes, next_due_ms=next_due_ms),
         )
 
     def _get(self, conversation_id: str) -> Held | None:
@@ -221,8 +228,8 @@ class _Round:
         if held is not self._get(conversation_id):
             self._held[conversation_id] = held
 
-    def _get_early(self, reply_id: str) -> int | None:
-        return self._early[reply_id] if reply_id in self._early else self._shard.early.get(reply_id)
+    def _noted(self, key: str) -> int | None:
+        return self._notes[key] if key in self._notes else self._shard.notes.get(key)
 
 
 def _is_known(held: Held, reply_id: str) -> bool:
@@ -244,11 +251,11 @@ def _take_over(shard: Shard, staged: Staged) -> None:
         if due is not None:
             shard.due[conversation_id] = due
             next_due_ms = min(next_due_ms, due)
-    for reply_id, at_ms in staged.early.items():
+    for key, at_ms in staged.notes.items():
         if at_ms is None:
-            shard.early.pop(reply_id, None)
+            shard.notes.pop(key, None)
         else:
-            shard.early[reply_id] = at_ms
+            shard.notes[key] = at_ms
     shard.next_due_ms = next_due_ms
 
 

@@ -160,12 +160,12 @@ def test_a_cancellation_that_comes_before_its_message_counts(crash: bool) -> Non
 
 
 def test_early_cancellations_are_bounded_in_number_and_time() -> None:
-    drive = driver(early_max=2, early_ttl_ms=10_000)
+    drive = driver(notes_max=2, notes_ttl_ms=10_000)
     for number in range(1, 4):
         drive.now_ms += 1
         drive.take(cancellation(number, "conv_b"))
     assert drive.live_keys() == {"early/rep_b2", "early/rep_b3"}
-    drive.pass_time(11_000)
+    drive.pass_time(21_000)
     assert drive.live_keys() == set()
 
 
@@ -182,7 +182,8 @@ def test_deleting_a_conversation_cancels_its_open_replies_and_leaves_no_text() -
     assert drive.take(submitted(1)) == []
     assert declined(drive.take(submitted(3))) == [("rep_a3", "refused", "conversation_deleted")]
     drive.take(stored(1), stored(2))
-    assert drive.live_keys() == {"conv_a/head"}
+    assert drive.take(submitted(3)) == []
+    assert drive.live_keys() == {"conv_a/head", "declined/rep_a3"}
 
 
 def test_the_sweeper_ends_a_reply_whose_end_never_comes_and_keeps_at_it() -> None:
@@ -278,14 +279,14 @@ EVENTS = st.one_of(
         summarised_at_ms=st.integers(0, 9),
     ),
 )
-TIGHT = {"conversations_max": 2, "window_chars_max": 20_000, "early_max": 3, "deadline_ms": 5_000_000}
+TIGHT = {"conversations_max": 2, "window_chars_max": 20_000, "notes_max": 3, "deadline_ms": 5_000_000}
 
 
 def state(drive: Driver) -> Any:
     turns = drive.step
     assert isinstance(turns, Turns)
     shard = turns.shard(NUMBER)
-    return list(shard.held.items()), sorted(shard.early.items()), shard.chars, shard.due
+    return list(shard.held.items()), sorted(shard.notes.items()), shard.chars, shard.due
 
 
 @given(st.lists(st.lists(EVENTS, max_size=4), max_size=25))
