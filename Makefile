@@ -7,6 +7,7 @@
 # make lock     resolve the Python packages again
 
 BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 UP ?=
 TESTS ?=
 BENCHMARKS ?=

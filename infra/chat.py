@@ -37,10 +37,16 @@ class Chat:
     model: str = "auto"
     conversation_id: str | None = None
     reply_id: str | None = None
+    transport: httpx.BaseTransport | None = None
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=TIMEOUT)
+        self.client = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {self.key}"},
+            timeout=TIMEOUT,
+            transport=self.transport,
+        )
 
     def send(self, content: str) -> str:
         """Send a message; the id of the reply. The same client id in every try: a repeat changes nothing."""

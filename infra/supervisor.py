@@ -184,6 +184,8 @@ class Supervisor:
         part = running.part
         while True:
             running.health = await part.probe()
+            if self._stopping:
+                return
             if running.health.state == "ready":
                 running.was_ready = running.was_ever_ready = True
                 running.settled.set()

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from infra.cli import app
 from infra.cli_bench import known
 
 COMMANDS = (
@@ -42,9 +44,9 @@ def turnlog(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_has_help(command: list[str]) -> None:
-    done = turnlog(*command, "--help")
-    assert done.returncode == 0
-    assert "Usage: turnlog" in done.stdout or "Usage: python -m infra" in done.stdout
+    done = CliRunner().invoke(app, [*command, "--help"])
+    assert done.exit_code == 0
+    assert "Usage: " in done.output
 
 
 @pytest.mark.parametrize(
