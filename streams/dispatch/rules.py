@@ -89,7 +89,8 @@ def _declined(round_: Round, event: GenerationDeclined, cause: Envelope[Event]) 
         if event.reply_id in round_.recent:
             return
         round_.open_stream(queued(event), (), cause)
-    round_.end_stream(event.reply_id, event.conversation_id, ANY_ATTEMPT, event.status, event.error, cause)
+    attempt = ANY_ATTEMPT if event.admitted else 1
+    round_.end_stream(event.reply_id, event.conversation_id, attempt, event.status, event.error, cause)
 
 
 def _cancelled(round_: Round, event: GenerationCancelled, cause: Envelope[Event]) -> None:
