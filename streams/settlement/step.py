@@ -19,7 +19,7 @@ import msgspec
 from schemas.events import TokensGenerated
 from schemas.models import Model
 from schemas.reply import Reply, apply
-from streams.log.steps import Appended, Arrived, Busy, LogFull, Output, Partition, Writer
+from streams.log.steps import Appended, Arrived, Busy, LogError, LogFull, Output, Partition, Writer
 from streams.settlement.rules import Alarm, Settlement, settle
 
 NUMBERS: Mapping[str, str] = {
@@ -40,7 +40,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Ended replies remembered per partition: a late `GenerationQueued` does not open them again."""
 
 
-class TooMuchOpen(Exception):
+class TooMuchOpen(LogError):
     """More open replies, or text of them, than settlement may hold."""
 
 
