@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -161,8 +162,23 @@ async def _stopped(process: Process, serving: "asyncio.Task[None]") -> None:
         serving.result()
 
 
+def check_address(host: str, port: int) -> None:
+    """Exits with one sentence where the address cannot be listened on (the server would only show a trace)."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise SystemExit(
+            f"api: cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or set TURNLOG_API_PORT."
+        ) from error
+
+
 def run(settings: ApiSettings, process: Process) -> None:
     """Serve on uvloop."""
+    check_address(settings.api_host, settings.api_port)
     uvloop.run(serve(settings, process))
 
 

@@ -1,0 +1,231 @@
+"""The process itself, on the real servers: several on one port, signals, slow readers, memory."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from deployment import Deployment
+
+from schemas.events import AccountOpened, KeyIssued
+from schemas.ids import key_hash
+from schemas.stream import Delta, Ended, Started, frame
+from schemas.values import Usage
+from streams.log.kafka.log import KafkaLog
+from streams.log.steps import Output
+
+KEY = "a key of the tests"
+AUTH = {"Authorization": f"Bearer {KEY}"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def eventually(what: str, condition: Any, within_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if value := condition():
+                return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within_s} s: {what}")
+        time.sleep(0.02)
+
+
+class Api:
+    """API processes of one deployment."""
+
+    def __init__(self, deployment: Deployment, folder: Path, **settings: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.deployment = deployment
+        self.redis = redis.Redis.from_url(deployment.redis_url)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._folder = folder
+        self._env = (
+            os.environ
+            | deployment.environment()
+            | {"TURNLOG_SECRET": "a secret of the tests", "TURNLOG_API_PORT": str(self.port)}
+            | settings
+        )
+        log = KafkaLog(deployment.kafka_bootstrap, deployment.namespace, "tests")
+        writer = log.writer("tests")
+        writer.append(Output(event=AccountOpened(account_id="a", name="a", tier="paid", opened_at_ms=1)))
+        writer.append(Output(event=KeyIssued(account_id="a", key_id="1", key_hash=key_hash(KEY), issued_at_ms=1)))
+        writer.flush(20)
+        log.close()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        replica = len(self.processes)
+        status = self._folder / f"api-{replica}.json"
+        mine = {"TURNLOG_REPLICA": str(replica), "TURNLOG_STATUS_FILE": str(status)}
+        with (self._folder / f"api-{replica}.log").open("wb") as out:
+            process = subprocess.Popen([sys.executable, "-m", "api"], env=self._env | mine, stderr=out)
+        self.processes.append(process)
+        eventually("it is ready", lambda: status.exists() and json.loads(status.read_text())["state"] == "ready")
+        return process
+
+    def log(self, replica: int = 0) -> str:
+        return (self._folder / f"api-{replica}.log").read_text()
+
+    def send(self, **body: Any) -> dict[str, Any]:
+        answer = httpx.post(f"{self.url}/v1/messages", headers=AUTH, json={"content": "hi"} | body, timeout=20)
+        assert answer.status_code == 202, answer.text
+        return dict(answer.json())
+
+    def publish(self, reply_id: str, first: int, *frames: bytes) -> None:
+        """As the buffer's projection."""
+        name = f"{self.deployment.namespace}:{{{reply_id}}}"
+        pipe = self.redis.pipeline(transaction=True)
+        pipe.rpush(f"{name}:frames", *frames)
+        payload = b"%d-%d\n%s" % (first, first + len(frames) - 1, b"".join(frames))
+        pipe.execute_command("SPUBLISH", f"{name}:live", payload)
+        pipe.execute()
+
+    def follow(self, reply_id: str, after: int = 0) -> socket.socket:
+        """A raw connection that has asked for a stream."""
+        connection = socket.create_connection(("127.0.0.1", self.port))
+        connection.sendall(
+            f"GET /v1/messages/{reply_id}/events?after={after} HTTP/1.1\r\nHost: x\r\n"
+            f"Authorization: Bearer {KEY}\r\n\r\n".encode()
+        )
+        return connection
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self.redis.close()
+
+
+@pytest.fixture
+def api(provisioned: Deployment, tmp_path: Path) -> Iterator[Api]:
+    mine = Api(provisioned, tmp_path, TURNLOG_SEND_TIMEOUT_S="1", TURNLOG_HEARTBEAT_S="1")
+    yield mine
+    mine.close()
+
+
+def started(reply_id: str) -> bytes:
+    return frame(1, Started(message_id=reply_id, conversation_id="c", model="m", attempt=1))
+
+
+def ended(offset: int) -> bytes:
+    return frame(offset, Ended(status="completed", usage=Usage(input_tokens=1, output_tokens=1)))
+
+
+def read_all(connection: socket.socket) -> bytes:
+    connection.settimeout(20)
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := connection.recv(1 << 20):
+            data += chunk
+    return data
+
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]
+
+
+def test_two_processes_share_a_port_and_sigterm_ends_streams_at_an_event(api: Api) -> None:
+    one = api.start()
+    sent = api.send(client_message_id="x")
+    reply_id = sent["reply"]["id"]
+    with api.follow(reply_id) as connection:
+        api.publish(reply_id, 1, started(reply_id), frame(2, Delta(text="a")))
+        eventually("it is open", lambda: api.metric("turnlog_api_streams_open") == 1)
+        time.sleep(1.5)  # a heartbeat is due after a second without an event
+        api.start()
+        one.send_signal(signal.SIGTERM)
+        received = read_all(connection) if one.wait(20) == 0 else b""
+    assert received.endswith(b"0\r\n\r\n"), received[-200:]
+    assert b"5\r\n: hb\n\r\n" in received
+    assert received.count(b"event: delta") == 1
+    again = httpx.post(
+        f"{api.url}/v1/messages", headers=AUTH, json={"content": "hi", "client_message_id": "x"}, timeout=20
+    )
+    assert (again.status_code, again.json()["reply"]["id"]) == (200, reply_id)
+    api.publish(reply_id, 3, ended(3))
+    rest = httpx.get(f"{api.url}/v1/messages/{reply_id}/events", headers=AUTH | {"Last-Event-ID": "2"}, timeout=20)
+    assert rest.content == ended(3)
+
+
+def test_a_reader_that_takes_nothing_is_cut_off_and_resumes_without_loss(api: Api) -> None:
+    process = api.start()
+    sent = api.send()
+    reply_id = sent["reply"]["id"]
+    stalled = [api.follow(reply_id) for _ in range(20)]
+    eventually("all follow", lambda: api.metric("turnlog_api_streams_open") == 20)
+    before = resident_bytes(process.pid)
+    api.publish(reply_id, 1, started(reply_id))
+    frames = [started(reply_id)]
+    for number in range(2, 402):
+        frames.append(frame(number, Delta(text="x" * 50_000)))
+        api.publish(reply_id, number, frames[-1])
+    eventually("they are cut off", lambda: api.metric("turnlog_api_streams_cut_off_total") == 20)
+    assert api.metric("turnlog_api_streams_open") == 0
+    assert resident_bytes(process.pid) - before < 100_000_000, "20 readers, 20 MB each"
+    for connection in stalled:
+        connection.close()
+    api.publish(reply_id, 402, ended(402))
+    rest = httpx.get(f"{api.url}/v1/messages/{reply_id}/events?after=200", headers=AUTH, timeout=30)
+    assert rest.content == b"".join((*frames[200:], ended(402)))
+    assert "Traceback" not in api.log()
+
+
+def test_a_thousand_open_streams_cost_little(api: Api) -> None:
+    process = api.start()
+    sent = api.send()
+    reply_id = sent["reply"]["id"]
+    before = resident_bytes(process.pid)
+    connections = [api.follow(reply_id) for _ in range(1000)]
+    eventually("all follow", lambda: api.metric("turnlog_api_streams_open") == 1000)
+    each = (resident_bytes(process.pid) - before) / 1000
+    assert api.metric("turnlog_api_subscriptions") == 1
+    for connection in connections:
+        connection.close()
+    eventually("all left", lambda: api.metric("turnlog_api_streams_open") == 0)
+    assert each < 60_000, f"{each} bytes a stream"
+
+
+def test_bad_settings_are_one_sentence(tmp_path: Path) -> None:
+    env = os.environ | {"TURNLOG_SECRET": "short", "TURNLOG_API_PORT": "x"}
+    done = subprocess.run(
+        [sys.executable, "-m", "api", "--check"], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "TURNLOG_SECRET" in done.stderr
+    assert "TURNLOG_API_PORT" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_one_sentence(api: Api) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", api.port))
+        taken.listen()
+        process = subprocess.run(
+            [sys.executable, "-m", "api"], env=api._env, capture_output=True, text=True, check=False, timeout=60
+        )
+    assert process.returncode == 1
+    assert f"127.0.0.1:{api.port}" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
