@@ -42,7 +42,7 @@ from inference_workers.slots import Slots
 class Running:
     """One request in the server or in our queue."""
 
-    __slots__ = ("cancelled", "done", "generated", "request", "stream", "submitted")
+    __slots__ = ("cancelled", "done", "failure", "finish", "generated", "request", "stream", "submitted")
 
     def __init__(self, request: GenerationRequest, done: "asyncio.Future[None]") -> None:
         self.request = request
@@ -50,6 +50,8 @@ class Running:
         self.cancelled = False
         self.submitted = False
         self.generated = 0
+        self.finish: str | None = None
+        self.failure: EngineError | None = None
         self.stream: ChunkStream
 
 
@@ -127,11 +129,10 @@ class LlamaCppEngine:
 
     def _call(self, running: Running, server: Any) -> None:
         """In a thread of the pool: one request from its beginning to its end."""
-        finish: list[str] = []
         failure: EngineError | None = None
 
         def on_chunk(chunk: Any) -> bool:
-            self._loop.call_soon_threadsafe(self._chunk, running, chunk, finish)
+            self._loop.call_soon_threadsafe(self._chunk, running, chunk)
             return running.cancelled
 
         try:
@@ -142,12 +143,12 @@ class LlamaCppEngine:
             failure = InvalidRequest(str(error))
         except RuntimeError as error:
             failure = EngineDead(f"llama.cpp: {error}")
-        self._loop.call_soon_threadsafe(self._over, running, failure, finish)
+        self._loop.call_soon_threadsafe(self._over, running, failure)
 
-    def _chunk(self, running: Running, chunk: Any, finish: list[str]) -> None:
+    def _chunk(self, running: Running, chunk: Any) -> None:
         stream = running.stream
         if "error" in chunk:
-            stream.fail(error_of(chunk["error"]))
+            running.failure = error_of(chunk["error"])
             return
         progress = chunk.get("prompt_progress")
         if progress is not None:
@@ -163,7 +164,7 @@ class LlamaCppEngine:
             running.generated += generated
         for choice in chunk.get("choices", ()):
             if choice.get("finish_reason"):
-                finish.append(choice["finish_reason"])
+                running.finish = choice["finish_reason"]
             text = choice["delta"].get("content")
             if text:
                 stream.feed(text, generated)
@@ -171,12 +172,14 @@ class LlamaCppEngine:
         if generated > 0:
             stream.feed("", generated)
 
-    def _over(self, running: Running, failure: EngineError | None, finish: list[str]) -> None:
+    def _over(self, running: Running, failure: EngineError | None) -> None:
+        """The call has returned: the slot is free, and the end can be told."""
         stream = running.stream
+        failure = failure or running.failure
         if failure is not None:
             stream.fail(failure)
-        elif finish:
-            stream.feed("", 0, "length" if finish[0] == "length" else "stop")
+        elif running.finish is not None:
+            stream.feed("", 0, "length" if running.finish == "length" else "stop")
         elif not running.cancelled:
             stream.fail(EngineError("llama.cpp stopped without an end"))
         usage = stream.usage
