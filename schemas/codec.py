@@ -115,27 +115,14 @@ def decode(
         Undecodable: unknown type, value that is no JSON object of that type, or a missing header.
     """
 
-    def bad(field: str, reason: str) -> Undecodable:
-        return Undecodable(topic=topic, partition=partition, offset=offset, field=field, reason=reason)
-
     named = dict(headers)
     wire_type = named.get("ce_type")
-    if wire_type is None:
-        raise bad("ce_type", "header is missing")
-    if value is None:
-        raise bad("value", "record has no value")
-    cls = _TYPES.get(wire_type)
     try:
-        event = _DECODERS[cls].decode(value) if cls is not None else _upcast(wire_type, value)
-    except msgspec.ValidationError as error:
-        match = _FIELD.search(str(error))
-        field = next((group for group in match.groups() if group), "value") if match else "value"
-        raise bad(field, str(error)) from error
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise bad("value", str(error)) from error
-    if event is None:
-        raise bad("ce_type", f"unknown type {wire_type[:100]!r}")
-    try:
+        cls = _TYPES.get(wire_type or b"")
+        event = _event(cls, wire_type, value)
+        if cls is not None and not cls.TIMED:
+            # The token path: these headers are not written, so they are not looked for.
+            return Envelope(event=event, source=_text(named, "ce_source") or "", raw=value)
         return Envelope(
             event=event,
             source=_text(named, "ce_source") or "",
@@ -144,11 +131,31 @@ def decode(
             traceparent=_text(named, "traceparent"),
             raw=value if cls is not None else None,
         )
-    except _BadHeader as error:
-        raise bad(error.name, error.reason) from error
+    except _Bad as bad:
+        raise Undecodable(
+            topic=topic, partition=partition, offset=offset, field=bad.name, reason=bad.reason
+        ) from bad.__cause__
 
 
-class _BadHeader(Exception):
+def _event(cls: type[Event] | None, wire_type: bytes | None, value: bytes | None) -> Event:
+    if wire_type is None:
+        raise _Bad("ce_type", "header is missing")
+    if value is None:
+        raise _Bad("value", "record has no value")
+    try:
+        event: Event | None = _DECODERS[cls].decode(value) if cls is not None else _upcast(wire_type, value)
+    except msgspec.ValidationError as error:
+        match = _FIELD.search(str(error))
+        field = next((group for group in match.groups() if group), "value") if match else "value"
+        raise _Bad(field, str(error)) from error
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise _Bad("value", str(error)) from error
+    if event is None:
+        raise _Bad("ce_type", f"unknown type {wire_type[:100]!r}")
+    return event
+
+
+class _Bad(Exception):
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
         self.name = name
@@ -169,10 +176,14 @@ def _upcast(wire_type: bytes, value: bytes) -> Event | None:
 
 
 def _with_unknown_members(cls: type[Event], value: bytes, raw: bytes) -> bytes:
-    came = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    if came.keys() == _MEMBERS[cls] and not any(_nests(member) for member in came.values()):
+    try:
+        came = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        if came.keys() == _MEMBERS[cls] and not any(_nests(member) for member in came.values()):
+            return value
+        return _merged(value, raw.strip())
+    except msgspec.DecodeError:
+        # Decoding passes over the text of what it does not know; what is not UTF-8 there cannot be kept.
         return value
-    return _merged(value, raw.strip())
 
 
 def _merged(known: bytes, came: bytes) -> bytes:
@@ -212,7 +223,7 @@ def _milliseconds(text: str | None) -> int | None:
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return round((moment - _EPOCH) / timedelta(milliseconds=1))
     except (ValueError, OverflowError) as error:
-        raise _BadHeader("ce_time", str(error)) from error
+        raise _Bad("ce_time", str(error)) from error
 
 
 def _text(headers: Mapping[str, bytes | None], name: str) -> str | None:
@@ -220,7 +231,7 @@ def _text(headers: Mapping[str, bytes | None], name: str) -> str | None:
     try:
         return None if header is None else header.decode()
     except UnicodeDecodeError as error:
-        raise _BadHeader(name, str(error)) from error
+        raise _Bad(name, str(error)) from error
 
 
 def to_json(value: object) -> bytes:
