@@ -36,6 +36,9 @@ from schemas.values import EndStatus, Failure, Timings, Usage
 
 Phase = Literal["queued", "running", "ended"]
 
+PIECES_MAX = 64
+"""So many pieces are joined into one, so that a long reply costs no more per piece than a short one."""
+
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one open or ended reply."""
@@ -48,7 +51,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     next_seq: int = 1
     pieces: tuple[str, ...] = ()
-    """Texts of this attempt, in order; see `text`."""
+    """Texts of this attempt, in order, the older ones joined (`PIECES_MAX`); see `text`."""
     tokens: int = 0
     """Output tokens of this attempt that reached the log."""
     notices: frozenset[str] = frozenset()
@@ -107,11 +110,15 @@ def _tokens(reply: Reply, event: TokensGenerated) -> Step:
     after = msgspec.structs.replace(
         reply,
         next_seq=event.seq + 1,
-        pieces=(*reply.pieces, event.text),
+        pieces=(*_few(reply.pieces), event.text),
         tokens=reply.tokens + event.tokens,
         offset=reply.offset + 1,
     )
     return after, (Delta(text=event.text),)
+
+
+def _few(pieces: tuple[str, ...]) -> tuple[str, ...]:
+    return pieces if len(pieces) < PIECES_MAX else ("".join(pieces),)
 
 
 def _started(reply: Reply, event: GenerationStarted) -> Step:

@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 
 from inference_workers.engine import GenerationRequest
 from inference_workers.engines.scripted import ScriptedEngine
@@ -62,7 +63,7 @@ async def measure(stack: Stack, sends: int) -> report.Result:
         status, message = await sse_load.fetch(stack.port, f"/v1/messages/{reply_id}", stack.api_key)
         if status != 200:
             raise RuntimeError(f"GET of {reply_id}: {status} {message}")
-        return float(message["submitted_at_ms"])
+        return datetime.fromisoformat(message["created_at"]).timestamp() * 1000
 
     async def at_zero(_: str) -> float:
         return 0.0

@@ -20,7 +20,7 @@ NAMESPACE = "turnlog"
 
 async def measure(stack: Stack, reads: int) -> report.Result:
     """Read it again and again, alternating with the direct read."""
-    script = {"chunks": CHUNKS, "every_ms": 2}
+    script = {"chunks": CHUNKS, "every_ms": 5}
     whole = (await sse_load.read(stack.port, sse_load.send(stack.port, stack.api_key, script))).events()
     reply_id = next(data["message_id"] for _, kind, data in whole if kind == "started")
     middle = whole[len(whole) // 2][0]
