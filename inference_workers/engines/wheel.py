@@ -23,7 +23,9 @@ class Wheel(Generic[T]):
         self._fire = fire
         self._heap: list[tuple[float, int, T]] = []
         self._number = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._armed = 0.0
+        """When the timer goes off; kept here because a loop may answer a time that has come with a plain handle."""
         self._last = 0.0
 
     def add(self, item: T, at: float) -> None:
@@ -45,9 +47,10 @@ class Wheel(Generic[T]):
         step = min(STEP_S_MAX, STEP_S_PER_ITEM * len(self._heap))
         at = max(self._heap[0][0], self._last + step)
         if self._timer is not None:
-            if self._timer.when() <= at:
+            if self._armed <= at:
                 return
             self._timer.cancel()
+        self._armed = at
         self._timer = asyncio.get_running_loop().call_at(at, self._turn)
 
     def _turn(self) -> None:
