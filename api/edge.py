@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.context import Trail
 from api.metrics import Metrics
+from api.sse import PENDING, EventStream
 from schemas.ids import instance_id
 from streams.log.trace import trace_id
 
@@ -48,6 +49,9 @@ class Edge:
         with structlog.contextvars.bound_contextvars(request_id=trail.request_id, trace_id=trace_id(trail.traceparent)):
             try:
                 await self._app(scope, receive, answer)
+                stream: EventStream | None = scope.get(PENDING)
+                if stream is not None:
+                    await stream.run(receive, answer)
             finally:
                 self._told(scope, status, began_s, answered_s)
                 structlog.contextvars.unbind_contextvars("account_id")

@@ -92,9 +92,7 @@ class Streams:
         """The stream after a cursor, or 204. Raises `Problem` 404, 410 or 503."""
         reader = self.reader(caller, reply, cursor)
         try:
-            page: Page | None = await self._hot.page(
-                reply.id, reply.conversation_id, cursor, self._patience.page_frames
-            )
+            page: Page | None = await self._hot.page(reply.id, reply.conversation_id, cursor, self._patience.page)
         except StoreDown as down:
             log.warning("stream opened without redis", reason=down.reason)
             page = None

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from api import rate as rates
-from api.stores import BucketState, Claim, Entry, HotConversation, Live, Page, Rate, StoreDown
+from api.stores import BucketState, Claim, Entry, HotConversation, Live, Page, PageLimit, Rate, StoreDown
 from api.tails import END_MARK, Tail, split
 from schemas.events import Event
 
-TAIL_BYTES_MAX = 131_072
+TAIL_BYTES_MAX = 65_536
 
 
 class MemoryHot:
@@ -98,13 +98,18 @@ class MemoryHot:
         self._answer()
         (self._deleted.add if deleted else self._deleted.discard)(conversation_id)
 
-    async def page(self, reply_id: str, conversation_id: str, after: int, limit: int) -> Page:
+    async def page(self, reply_id: str, conversation_id: str, after: int, limit: PageLimit) -> Page:
         self._answer()
-        frames = self._frames.get(reply_id, [])
+        held = self._frames.get(reply_id, [])
+        found: list[bytes] = []
+        for frame in held[after : after + limit.frames]:
+            if sum(map(len, found)) >= limit.bytes:
+                break
+            found.append(frame)
         return Page(
-            frames=tuple(frames[after : after + limit]),
-            newest=len(frames),
-            ended=bool(frames) and END_MARK in frames[-1],
+            frames=tuple(found),
+            newest=len(held),
+            ended=bool(held) and END_MARK in held[-1],
             deleted=conversation_id in self._deleted,
         )
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from api.replay import Unserved, stored_frames
-from api.stores import HotStore, LiveFrames, StoreDown, Subscription
+from api.stores import HotStore, LiveFrames, PageLimit, StoreDown, Subscription
 from api.tails import END_MARK
 from schemas.events import ReplyStored
 
@@ -36,8 +36,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """A client that takes nothing for so long is cut off."""
     outage_s: float
     idle_s: float
-    page_frames: int
-    """Frames that are read from the list at once."""
+    page: PageLimit
+    """What is read from the list at once: so much may wait for a client that takes nothing."""
 
 
 FindStored = Callable[[], Awaitable[ReplyStored | None]]
@@ -170,7 +170,7 @@ class Reader:
     async def _from_list(self) -> bytes:
         self._again = False
         try:
-            page = await self._hot.page(self._reply_id, self._conversation_id, self.cursor, self._patience.page_frames)
+            page = await self._hot.page(self._reply_id, self._conversation_id, self.cursor, self._patience.page)
         except StoreDown:
             self._lost_since_s = self._lost_since_s or self._now_s()
             self._again = True
@@ -179,8 +179,8 @@ class Reader:
         self._lost_since_s = None
         if page.frames:
             frames = b"".join(page.frames)
-            self._again = len(page.frames) == self._patience.page_frames
             self.given(frames, self.cursor + len(page.frames))
+            self._again = self.cursor < page.newest
             return frames
         if page.newest == 0 and self._beat_due:
             return await self._from_stored()

@@ -29,7 +29,7 @@ from api.tails import Tail, parse_live
 
 log = structlog.get_logger()
 
-TAIL_BYTES_MAX = 131_072
+TAIL_BYTES_MAX = 65_536
 PING_EVERY_S = 5.0
 SILENT_S = 15.0
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)

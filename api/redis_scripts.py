@@ -1,5 +1,23 @@
 """What the API computes inside Redis."""
 
+READ = """
+-- A page of a reply's frames, bounded in number and (to about twice) in bytes. KEYS[1]: the list.
+-- ARGV: offset after which, frames at most, bytes at most. Returns {newest offset, newest frame, frames}.
+local newest = redis.call('LLEN', KEYS[1])
+local after, frames_max, bytes_max = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local frames, bytes, step = {}, 0, 2
+while after < newest and #frames < frames_max and bytes < bytes_max do
+  local part = redis.call('LRANGE', KEYS[1], after, after + math.min(step, frames_max - #frames) - 1)
+  for _, frame in ipairs(part) do
+    frames[#frames + 1] = frame
+    bytes = bytes + #frame
+  end
+  after = after + #part
+  step = math.min(step * 2, 128)
+end
+return {newest, redis.call('LINDEX', KEYS[1], -1), frames}
+"""
+
 TAKE = """
 -- As api.rate.take. KEYS[1]: the bucket. ARGV: interval_us, capacity, cost.
 -- Returns {allowed, retry_after_ms, available}.

@@ -21,8 +21,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from api.metrics import Metrics
-from api.redis_scripts import TAKE
-from api.stores import BucketState, Claim, Entry, HotConversation, Live, Page, Rate, StoreDown
+from api.redis_scripts import READ, TAKE
+from api.stores import BucketState, Claim, Entry, HotConversation, Live, Page, PageLimit, Rate, StoreDown
 from api.tails import END_MARK
 from schemas.codec import Envelope, hot_decode, hot_encode
 from schemas.events import Event
@@ -134,16 +134,13 @@ class RedisStore:
         async with self._answered():
             await (self._redis.set(key, 1, ex=DELETED_S) if deleted else self._redis.delete(key))
 
-    async def page(self, reply_id: str, conversation_id: str, after: int, limit: int) -> Page:
-        frames = self._stream(reply_id, "frames")
+    async def page(self, reply_id: str, conversation_id: str, after: int, limit: PageLimit) -> Page:
         pipe = self._redis.pipeline(transaction=False)
         pipe.exists(self._key("deleted", conversation_id))
-        pipe.lrange(frames, after, after + limit - 1)
-        pipe.llen(frames)
-        pipe.lindex(frames, -1)
-        deleted, found, newest, last = await self._execute(pipe)
+        pipe.eval(READ, 1, self._stream(reply_id, "frames"), after, limit.frames, limit.bytes)
+        deleted, (newest, last, frames) = await self._execute(pipe)
         return Page(
-            frames=tuple(found),
+            frames=tuple(frames),
             newest=newest,
             ended=last is not None and END_MARK in last,
             deleted=bool(deleted),

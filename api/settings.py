@@ -3,6 +3,7 @@
 from pydantic import Field, SecretStr, field_validator
 
 from api.reading import Patience
+from api.stores import PageLimit
 from schemas.models import DEFAULT_MODELS, Model, parse_models
 from schemas.values import Tier
 from streams.log.process import ProcessSettings
@@ -68,5 +69,5 @@ class ApiSettings(ProcessSettings):
             send_timeout_s=self.send_timeout_s,
             outage_s=self.outage_s,
             idle_s=self.stream_idle_s,
-            page_frames=1000,
+            page=PageLimit(frames=1000, bytes=65_536),
         )

@@ -21,11 +21,18 @@ class StoreDown(Exception):
         self.reason = reason
 
 
+class PageLimit(msgspec.Struct, frozen=True):
+    """How much is read at once; bytes may be passed by some frames."""
+
+    frames: int
+    bytes: int
+
+
 class Page(msgspec.Struct, frozen=True):
     """Frames of a reply's stream from the buffer."""
 
     frames: tuple[bytes, ...]
-    """Those after the cursor, at most as many as were asked for."""
+    """The first of those after the cursor, within the limit."""
     newest: int
     """How many the buffer has (its newest offset); 0 when it has nothing of this reply."""
     ended: bool
@@ -120,7 +127,7 @@ class HotStore(Protocol):
     async def mark_deleted(self, conversation_id: str, *, deleted: bool) -> None:
         """Hide a conversation from every reader at once (or take that back)."""
 
-    async def page(self, reply_id: str, conversation_id: str, after: int, limit: int) -> Page:
+    async def page(self, reply_id: str, conversation_id: str, after: int, limit: PageLimit) -> Page:
         """Frames with offset > `after`."""
 
     async def live(self, reply_ids: Sequence[str]) -> tuple[Live, ...]:

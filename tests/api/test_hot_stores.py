@@ -15,13 +15,14 @@ from api.memory_hot import MemoryHot
 from api.metrics import Metrics
 from api.redis_live import RedisLive
 from api.redis_store import RedisStore
-from api.stores import Claim, HotStore, LiveFrames, Rate, StoreDown
+from api.stores import Claim, HotStore, LiveFrames, PageLimit, Rate, StoreDown
 from schemas.events import ConversationRenamed
 from schemas.stream import Delta, Ended, frame
 from schemas.values import Usage
 from tests.api.world import eventually
 
 RATE = Rate(60)
+FIVE = PageLimit(frames=5, bytes=100_000)
 FRAMES = [frame(n, Delta(text=f"t{n}")) for n in range(1, 10)]
 END = frame(10, Ended(status="completed", usage=Usage(input_tokens=1, output_tokens=9)))
 
@@ -124,21 +125,24 @@ async def test_a_deleted_conversation_is_known_everywhere(hot: Hot) -> None:
     await hot.store.mark_deleted("conv", deleted=True)
     assert (await hot.store.recent("conv")).deleted
     assert (await hot.store.enter("a", "conv", RATE, None)).deleted
-    assert (await hot.store.page("rep", "conv", 0, 5)).deleted
+    assert (await hot.store.page("rep", "conv", 0, FIVE)).deleted
     await hot.store.mark_deleted("conv", deleted=False)
     assert not (await hot.store.recent("conv")).deleted
 
 
 async def test_pages_of_the_buffer(hot: Hot) -> None:
-    empty = await hot.store.page("rep", "conv", 0, 5)
+    empty = await hot.store.page("rep", "conv", 0, FIVE)
     assert (empty.frames, empty.newest, empty.ended) == ((), 0, False)
     await hot.publish("rep", 1, b"".join(FRAMES))
-    first = await hot.store.page("rep", "conv", 0, 5)
+    first = await hot.store.page("rep", "conv", 0, FIVE)
     assert (list(first.frames), first.newest, first.ended) == (FRAMES[:5], 9, False)
     await hot.publish("rep", 10, END)
-    last = await hot.store.page("rep", "conv", 8, 5)
+    last = await hot.store.page("rep", "conv", 8, FIVE)
     assert (list(last.frames), last.newest, last.ended) == ([FRAMES[8], END], 10, True)
-    assert (await hot.store.page("rep", "conv", 20, 5)).frames == ()
+    assert (await hot.store.page("rep", "conv", 20, FIVE)).frames == ()
+    few = await hot.store.page("rep", "conv", 0, PageLimit(frames=100, bytes=1))
+    assert 1 <= len(few.frames) <= 16
+    assert few.newest == 10
     live, nothing = await hot.store.live(("rep", "other"))
     assert (live.head["model"], list(live.frames)) == ("m", [*FRAMES, END])
     assert (dict(nothing.head), nothing.frames) == ({}, ())
@@ -206,5 +210,5 @@ async def test_a_store_that_is_not_there_is_down_and_nothing_else() -> None:
     with pytest.raises(StoreDown):
         await store.ping()
     with pytest.raises(StoreDown):
-        await store.page("rep", "conv", 0, 5)
+        await store.page("rep", "conv", 0, FIVE)
     await store.close()

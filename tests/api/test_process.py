@@ -194,7 +194,10 @@ def test_a_thousand_open_streams_cost_little(api: Api) -> None:
     sent = api.send()
     reply_id = sent["reply"]["id"]
     before = resident_bytes(process.pid)
-    connections = [api.follow(reply_id) for _ in range(1000)]
+    connections = []
+    for _ in range(1000):
+        connections.append(api.follow(reply_id))
+        assert connections[-1].recv(4096).startswith(b"HTTP/1.1 200")
     eventually("all follow", lambda: api.metric("turnlog_api_streams_open") == 1000)
     each = (resident_bytes(process.pid) - before) / 1000
     assert api.metric("turnlog_api_subscriptions") == 1

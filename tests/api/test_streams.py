@@ -7,7 +7,7 @@ import pytest
 
 from api.memory_hot import MemoryHot
 from api.reading import HEARTBEAT, Patience
-from api.stores import Page
+from api.stores import Page, PageLimit
 from schemas.stream import Delta, Ended, frame, parse_frame
 from schemas.values import Usage
 from tests.api.world import PATIENCE, Call, Process, World, eventually
@@ -81,7 +81,7 @@ class LaggingHot(MemoryHot):
 
     meanwhile: Any = None
 
-    async def page(self, reply_id: str, conversation_id: str, after: int, limit: int) -> Page:
+    async def page(self, reply_id: str, conversation_id: str, after: int, limit: PageLimit) -> Page:
         page = await super().page(reply_id, conversation_id, after, limit)
         if self.meanwhile is not None:
             self.meanwhile()

@@ -26,6 +26,7 @@ from api.metrics import Metrics
 from api.reading import Patience
 from api.sending import Appender, Sender
 from api.sse import OpenStreams
+from api.stores import PageLimit
 from schemas import conversation as conversations
 from schemas import reply as replies
 from schemas.codec import decode
@@ -51,7 +52,9 @@ from streams.log.memory import MemoryLog
 from streams.log.steps import Output, Partition, Record
 
 ALICE, BOB = "key-of-alice", "key-of-bob"
-PATIENCE = Patience(heartbeat_s=30.0, send_timeout_s=30.0, outage_s=30.0, idle_s=60.0, page_frames=7)
+PATIENCE = Patience(
+    heartbeat_s=30.0, send_timeout_s=30.0, outage_s=30.0, idle_s=60.0, page=PageLimit(frames=7, bytes=10_000)
+)
 
 
 async def eventually(what: str, condition: Callable[[], Any], within_s: float = 5.0) -> Any:
