@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 import uvloop
+
 from inference_workers.engines.wheel import Wheel
 
 
