@@ -8,7 +8,7 @@ import structlog
 import uvloop
 
 from inference_workers.engine import EngineDead, EngineUnavailable
-from inference_workers.engines.registry import make
+from inference_workers.registry import make
 from inference_workers.settings import WorkerSettings
 from inference_workers.worker import Exit, Worker
 from schemas.ids import instance_id

@@ -21,7 +21,7 @@ NOT_BUILT = {
     "tensorrt_llm": "TensorRT-LLM through its LLM API, on a GPU",
     "openai_compatible": "any server with the OpenAI API (trtllm-serve, vLLM, a provider)",
 }
-"""Engines that have a name and a place in `inference_workers.engines.registry`, and come later."""
+"""Engines that have a name and a place in `inference_workers.registry`, and come later."""
 
 
 class WorkerSettings(ProcessSettings):

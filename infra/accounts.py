@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from infra.data_folder import DemoAccount, key_hash, key_id
-from schemas.events import AccountOpened, Event, KeyIssued, KeyRevoked
+from infra.data_folder import DemoAccount, key_id
+from schemas.events import AccountOpened, Event, KeyIssued, KeyRevoked, LimitsChanged
+from schemas.ids import key_hash
 from schemas.values import Tier
 
 
@@ -24,6 +25,10 @@ def revoke_key(account_id: str, revoked: str, now_ms: int) -> KeyRevoked:
     return KeyRevoked(account_id=account_id, key_id=revoked, revoked_at_ms=now_ms)
 
 
+DEMO_REQUESTS_PER_MINUTE = 6_000_000
+"""Out of the way of load tests on one machine."""
+
+
 def demo_events(demo: DemoAccount) -> Sequence[Event]:
     """The demo account of a local deployment. The same every time, so appending it again changes nothing."""
     return (
@@ -33,5 +38,10 @@ def demo_events(demo: DemoAccount) -> Sequence[Event]:
             key_id=demo.key_id,
             key_hash=key_hash(demo.key),
             issued_at_ms=demo.created_at_ms,
+        ),
+        LimitsChanged(
+            account_id=demo.account_id,
+            requests_per_minute=DEMO_REQUESTS_PER_MINUTE,
+            changed_at_ms=demo.created_at_ms,
         ),
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import secrets
@@ -24,6 +23,7 @@ from typing import Any
 
 from infra.cache import explain_os_error
 from infra.errors import DataFolderUnusable
+from schemas.ids import key_hash
 
 SECRET_BYTES = 32
 FREE_BYTES_MIN = 256 * 1024 * 1024
@@ -178,11 +178,6 @@ def new_key() -> str:
 def key_id(key: str) -> str:
     """A short name for a key, which tells nothing about it."""
     return f"key_{key_hash(key)[:12]}"
-
-
-def key_hash(key: str) -> str:
-    """SHA-256 of a key in hexadecimal: what the log knows of it."""
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def write_private(path: Path, text: str) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.data_folder import DataFolder, key_hash
+from infra.data_folder import DataFolder
 from infra.errors import DataFolderUnusable
+from schemas.ids import key_hash
 
 
 @pytest.fixture

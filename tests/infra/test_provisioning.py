@@ -7,13 +7,14 @@ import pytest
 from deployment import Deployment
 
 from infra.accounts import demo_events
-from infra.data_folder import DemoAccount, key_hash
+from infra.data_folder import DemoAccount
 from infra.errors import ProvisioningRefused
 from infra.kafka_admin import KafkaAdmin
 from infra.log_append import append
 from infra.provisioning import provision, provision_topics, topics_of
 from schemas.codec import decode
 from schemas.events import AccountOpened, KeyIssued
+from schemas.ids import key_hash
 from streams.log.kafka import KafkaLog
 from streams.log.log import BEGINNING
 from streams.log.steps import Partition
