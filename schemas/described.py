@@ -31,13 +31,13 @@ def summary(cls: type) -> str:
 
 def members(cls: type[msgspec.Struct]) -> tuple[Member, ...]:
     """The members in the order of the record."""
-    descriptions = _descriptions(cls)
+    described = descriptions(cls)
     return tuple(
         Member(
             name=field.encode_name,
             type=written(field.type),
             default=None if field.required else msgspec.json.encode(field.default).decode(),
-            description=descriptions.get(field.name, ""),
+            description=described.get(field.name, ""),
         )
         for field in msgspec.structs.fields(cls)
     )
@@ -66,14 +66,8 @@ def written(kind: Any) -> str:
     return names.get(kind) or str(kind.__name__)
 
 
-def _flat(kind: Any) -> tuple[Any, ...]:
-    parts: tuple[Any, ...] = ()
-    for part in get_args(kind):
-        parts += (part, *_flat(part))
-    return parts
-
-
-def _descriptions(cls: type) -> dict[str, str]:
+def descriptions(cls: type) -> dict[str, str]:
+    """The members' descriptions, by name, of those that the class itself declares."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     if not isinstance(body, ast.ClassDef):
         raise TypeError(f"{cls} is not written as a class")
@@ -84,3 +78,10 @@ def _descriptions(cls: type) -> dict[str, str]:
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             found[statement.target.id] = " ".join(str(following.value.value).split())
     return found
+
+
+def _flat(kind: Any) -> tuple[Any, ...]:
+    parts: tuple[Any, ...] = ()
+    for part in get_args(kind):
+        parts += (part, *_flat(part))
+    return parts

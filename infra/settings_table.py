@@ -1,0 +1,100 @@
+"""Writes docs/settings.md from the settings classes: `python -m infra.settings_table docs [--check]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+
+from api.settings import ApiSettings
+from inference_workers.settings import WorkerSettings
+from infra.settings import ProvisionSettings, StackSettings
+from projections.buffer.settings import BufferSettings
+from projections.views.settings import ViewsSettings
+from schemas.described import descriptions
+from streams.log.process import ProcessSettings
+from streams.settings import DemandSettings, DispatchSettings, SettlementSettings, StreamSettings, TurnsSettings
+
+NAME = "settings.md"
+
+HEAD = """# Settings
+
+Written from the code by `python -m infra.settings_table docs`; checked by the tests.
+
+Every setting is an environment variable `TURNLOG_<NAME>`; `make run` and `turnlog` also read a `.env` file in the current
+folder, behind the environment. A process checks its settings before it connects anywhere: add `--check` to its command.
+Durations, sizes and counts have their unit in their name.
+"""
+
+SECTIONS: tuple[tuple[str, str, type[BaseSettings]], ...] = (
+    ("Every process", "", ProcessSettings),
+    ("The local stack", "`turnlog up`", StackSettings),
+    ("Provisioning", "`turnlog provision`", ProvisionSettings),
+    ("api", "`turnlog api`", ApiSettings),
+    ("streams", "all of `turnlog streams …`", StreamSettings),
+    ("turns", "`turnlog streams turns`", TurnsSettings),
+    ("dispatch", "`turnlog streams dispatch`", DispatchSettings),
+    ("settlement", "`turnlog streams settlement`", SettlementSettings),
+    ("demand", "`turnlog streams demand`", DemandSettings),
+    ("worker", "`turnlog worker`", WorkerSettings),
+    ("buffer", "`turnlog projections buffer`", BufferSettings),
+    ("views", "`turnlog projections views`", ViewsSettings),
+)
+
+
+def document() -> str:
+    """The page."""
+    return "\n".join([HEAD, *(_section(*section) for section in SECTIONS)])
+
+
+def _section(title: str, command: str, cls: type[BaseSettings]) -> str:
+    lead = f"{command}\n\n" if command else ""
+    return f"## {title}\n\n{lead}| variable | default | |\n|---|---|---|\n" + "".join(_rows(cls))
+
+
+def _rows(cls: type[BaseSettings]) -> Iterator[str]:
+    above = {name for base in cls.__mro__[1:] for name in getattr(base, "__annotations__", {})}
+    said = descriptions(cls)
+    for name, field in cls.model_fields.items():
+        if name in above and name not in cls.__annotations__:
+            continue
+        text = said.get(name) or field.description or ""
+        yield f"| `TURNLOG_{name.upper()}` | {_default(field)} | {text.replace('|', chr(92) + '|')} |\n"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default = field.default
+    if default is None or default == "":
+        return ""
+    if hasattr(default, "get_secret_value"):
+        default = default.get_secret_value()
+    if isinstance(default, tuple):
+        return "the local model"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the page; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m infra.settings_table", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is stale")
+    options = parser.parse_args(arguments)
+    path: Path = options.folder / NAME
+    page = document()
+    if path.is_file() and path.read_text(encoding="utf-8") == page:
+        return 0
+    if options.check:
+        print(f"{path}: not what the code says; run python -m infra.settings_table {options.folder}", file=sys.stderr)
+        return 1
+    path.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""docs/settings.md is what the code says."""
+
+from pathlib import Path
+
+from infra.settings_table import document, main
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_page_of_settings_is_written_from_the_code() -> None:
+    assert main([str(DOCS), "--check"]) == 0
+
+
+def test_every_setting_stands_on_the_page_once_under_its_process() -> None:
+    rows = [line for line in document().splitlines() if line.startswith("| `TURNLOG_")]
+    assert len(rows) > 60
+    assert "| `TURNLOG_SECRET` | required |" in document()
+
+
+def test_a_stale_page_is_found(tmp_path: Path) -> None:
+    assert main([str(tmp_path), "--check"]) == 1
+    assert main([str(tmp_path)]) == 0
+    assert main([str(tmp_path), "--check"]) == 0
