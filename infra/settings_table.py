@@ -26,8 +26,8 @@ HEAD = """# Settings
 Written from the code by `python -m infra.settings_table docs`; checked by the tests.
 
 Every setting is an environment variable `TURNLOG_<NAME>`; `make run` and `turnlog` also read a `.env` file in the
-current folder, behind the environment. A process checks its settings before it connects anywhere: add `--check` to its command.
-Durations, sizes and counts have their unit in their name.
+current folder, behind the environment. A process checks its settings before it connects anywhere: add `--check` to
+its command. Durations, sizes and counts have their unit in their name.
 """
 
 SECTIONS: tuple[tuple[str, str, type[BaseSettings]], ...] = (
