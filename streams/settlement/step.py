@@ -195,8 +195,10 @@ class Settle:
 
     def _acknowledged(self) -> None:
         while self._sent and all(appended.done() for appended in self._sent[0].appended):
-            for appended in self._sent.popleft().appended:
+            # What the log refused stays here while the process ends: leaving must not commit past it.
+            for appended in self._sent[0].appended:
                 appended.result(0)
+            self._sent.popleft()
 
     def _abandon(self, now_ms: int) -> None:
         for book in self._books.values():
