@@ -34,7 +34,7 @@ def configure_logging(process: str, level: str = "INFO", *, json: bool = True) -
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(level.upper())
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -43,7 +43,7 @@ class ProcessSettings(BaseSettings):
     kafka_bootstrap: str = Field(default="127.0.0.1:9092", min_length=1)
     replica: int = Field(default=0, ge=0, le=9999)
     """Ordinal among the processes of this kind; the same again after a restart."""
-    log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+    log_level: str = Field(default="INFO", pattern="(?i)^(debug|info|warning|error)$")
     log_json: bool = True
     status_file: Path | None = None
     metrics_host: str = "127.0.0.1"

@@ -135,6 +135,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     staged: Any = None
     """The step's own: given back in `committed`."""
 
+    @property
+    def writes(self) -> bool:
+        """Whether it takes a transaction."""
+        return bool(self.before or self.outputs or self.states or self.after)
+
 
 NOTHING = Decision()
 

@@ -12,7 +12,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event as Flag
 
 import msgspec
@@ -29,7 +29,6 @@ from streams.log.steps import (
     NotAppended,
     Partition,
     Record,
-    StateRecord,
     TransactionalStep,
 )
 
@@ -205,7 +204,7 @@ class TransactionalLoop:
         decisions = {
             number: self._step.decide(number, batch, now_ms, self._flow.flow_ms) for number, batch in batches.items()
         }
-        written = {number: decision for number, decision in decisions.items() if _writes(decision)}
+        written = {number: decision for number, decision in decisions.items() if decision.writes}
         try:
             if written:
                 self._commit(written, self._uncommitted | moved)
@@ -221,7 +220,7 @@ class TransactionalLoop:
         for number, decision in decisions.items():
             self._decided_ms[number] = now_ms
             self._step.committed(number, decision)
-            if _writes(decision):
+            if decision.writes:
                 self._after.write(number, decision)
         self._after.tell()
 
@@ -237,7 +236,11 @@ class TransactionalLoop:
                 offsets[partition] = self._positions[partition]
         self._transactions.commit(
             [output for decision in decisions.values() for output in decision.outputs],
-            list(_states(self._state_topic, decisions)),
+            [
+                (Partition(self._state_topic, n), state)
+                for n, decision in decisions.items()
+                for state in decision.states
+            ],
             offsets,
             self._consumer,
         )
@@ -250,16 +253,6 @@ class TransactionalLoop:
         if self._uncommitted:
             self._consumer.commit(self._uncommitted, wait=False)
             self._uncommitted = {}
-
-
-def _writes(decision: Decision) -> bool:
-    return bool(decision.outputs or decision.states or decision.before or decision.after)
-
-
-def _states(topic: str, decisions: Mapping[int, Decision]) -> Iterable[tuple[Partition, StateRecord]]:
-    for number, decision in decisions.items():
-        for state in decision.states:
-            yield Partition(topic, number), state
 
 
 def run(

@@ -128,7 +128,9 @@ def test_a_child_stays_in_its_trace() -> None:
     assert child(trace) != trace
 
 
-@pytest.mark.parametrize("bad", [None, "", "00-0-0-0", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "00-" + "a" * 32 + "-" + "b" * 16 + "-01x"])
+@pytest.mark.parametrize(
+    "bad", [None, "", "00-0-0-0", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "00-" + "a" * 32 + "-" + "b" * 16 + "-01x"]
+)
 def test_a_bad_traceparent_begins_a_new_trace(bad: str | None) -> None:
     assert trace_id(bad) is None
     assert trace_id(child(bad)) is not None

@@ -122,7 +122,9 @@ class KafkaConsumer:
         return behind
 
     def reachable(self) -> bool:
-        fresh = time.monotonic() - self._answered_s < SILENCE_MS / 1000
+        if not self._answered_s:
+            return True  # no statistics yet: a moment ago we were not even here
+        fresh = time.monotonic() - self._answered_s < 2 * SILENCE_MS / 1000
         return fresh and all((self._names.full(p.topic), p.number) in self._answering for p in self._owned)
 
     def group_metadata(self) -> Any:

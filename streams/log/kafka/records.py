@@ -16,6 +16,7 @@ T = TypeVar("T")
 _AGAIN = frozenset(
     {
         KafkaError._TRANSPORT,
+        KafkaError._DESTROY_BROKER,
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TIMED_OUT,
         KafkaError._TIMED_OUT_QUEUE,

@@ -32,6 +32,9 @@ def client(bootstrap: str, client_id: str) -> Settings:
         # Default 10 s: after a broker's restart everybody would come back that much later.
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 500,
+        # With its default (rebootstrap) librdkafka 2.16 throws its brokers away when all of them are down. A transactional
+        # producer then never finds its partitions again: it hung for good after the SIGKILL of a lone broker.
+        "metadata.recovery.strategy": "none",
         "allow.auto.create.topics": False,
         "logger": LOGGER,
     }

@@ -18,6 +18,9 @@ from streams.log.log import Aborted, Consumer
 from streams.log.steps import Fenced, Output, Partition, StateRecord
 
 _COMMIT_PATIENCE_S = 60.0
+import os
+
+GAP_S = float(os.environ.get("GAP", "0.005"))
 
 
 class KafkaTransactions:
@@ -27,6 +30,7 @@ class KafkaTransactions:
         self._names = names
         self._source = source
         self._undelivered: Any = None
+        self._ended_s = 0.0
         self._producer: Any = Producer(settings | {"error_cb": report})
         asked(self._producer.init_transactions, "begin of transactions", PATIENCE_S)
 
@@ -39,6 +43,7 @@ class KafkaTransactions:
     ) -> None:
         if not isinstance(consumer, KafkaConsumer):
             raise TypeError("a Kafka transaction takes the offsets of a Kafka consumer")
+        time.sleep(max(self._ended_s + GAP_S - time.monotonic(), 0.0))
         try:
             self._producer.begin_transaction()
             self._write(outputs, states)
@@ -49,6 +54,7 @@ class KafkaTransactions:
             if self._producer.flush(REQUEST_TIMEOUT_S) or self._undelivered is not None:
                 self._abort(f"records not delivered: {self._undelivered}")
             self._insist(self._producer.commit_transaction, _COMMIT_PATIENCE_S)
+            self._ended_s = time.monotonic()
         except BufferError:
             self._abort("the local queue is full")
         except KafkaException as failure:

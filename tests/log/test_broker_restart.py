@@ -1,0 +1,143 @@
+"""The loops while their broker is killed and comes back."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from log.places import OnKafka, renamed
+from log.test_loop import Collect
+from log.test_transactions import Numbering, assert_numbered
+
+from streams.log.loop import LoopSettings
+from streams.log.loop import run as run_plain
+from streams.log.steps import NotAppended, Output
+from streams.log.transactions import TransactionalLoop, TransactionalSettings
+from streams.log.transactions import run as run_transactional
+
+pytestmark = [pytest.mark.kills, pytest.mark.servers, pytest.mark.timeout(300)]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Broker:
+    """A Kafka of this test's own."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        environment = {name: value for name, value in os.environ.items() if name != "TURNLOG_KAFKA_BOOTSTRAP"}
+        options = ["--servers-only", "--detach", "--json"]
+        done = self._turnlog("up", *options, environment=environment)
+        ready = json.loads(done.splitlines()[-1])
+        assert ready["event"] == "ready", ready
+        self.bootstrap = ready["environment"]["TURNLOG_KAFKA_BOOTSTRAP"]
+
+    def kill(self) -> None:
+        status = json.loads(self._turnlog("status", "--json"))
+        (pid,) = [part["pid"] for part in status["parts"] if part["name"] == "kafka"]
+        os.kill(int(pid), signal.SIGKILL)
+
+    def close(self) -> None:
+        self._turnlog("down")
+
+    def _turnlog(self, command: str, *options: str, environment: dict[str, str] | None = None) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "infra", command, "--data", str(self._data), *options],
+            cwd=REPOSITORY,
+            env=environment or dict(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=True,
+        )
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    made = Broker(tmp_path_factory.mktemp("broker"))
+    yield made
+    made.close()
+
+
+def test_nothing_acknowledged_is_lost_or_doubled_and_the_flow_clock_stands(broker: Broker) -> None:
+    place = OnKafka(broker.bootstrap)
+    numbered, collected, stop = Numbering(), Collect(), threading.Event()
+    flows: list[tuple[float, int]] = []
+    ended: list[BaseException] = []
+
+    def watch(loop: TransactionalLoop) -> None:
+        flows.append((time.monotonic(), loop.flow_ms))
+
+    def numbering() -> None:
+        try:
+            run_transactional(
+                place.another(),
+                numbered,
+                topics=["messages", "cancellations"],
+                state_topic="conversations",
+                group="n",
+                stop=stop,
+                settings=TransactionalSettings(),
+                on_turn=watch,
+            )
+        except BaseException as error:
+            ended.append(error)
+            raise
+
+    def collecting() -> None:
+        run_plain(place.another(), collected, topics=["messages"], group="c", stop=stop, settings=LoopSettings())
+
+    threads = [threading.Thread(target=numbering), threading.Thread(target=collecting)]
+    for thread in threads:
+        thread.start()
+    writer = place.log.writer("test", delivery_timeout_s=90)
+    appended = []
+    begun = time.monotonic()
+    killed_at = 0.0
+    pause = threading.Event()
+    while time.monotonic() < begun + 10:
+        if not killed_at and time.monotonic() > begun + 3:
+            broker.kill()
+            killed_at = time.monotonic()
+        appended.append(writer.append(Output(event=renamed(len(appended), f"c{len(appended) % 5}"))))
+        pause.wait(0.02)
+    writer.flush(120)
+    back_at = time.monotonic()
+    place.turn_until(lambda: numbered.total() >= len(appended) and len(set(collected.numbers)) >= len(appended))
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not ended
+    assert len(appended) > 100
+    assert all(one.done() for one in appended)
+    assert_numbered(place, len(appended))
+    assert set(collected.numbers) == set(range(len(appended)))
+    lost_s = sum(
+        (then - now) - (later - flow) / 1000
+        for (now, flow), (then, later) in itertools.pairwise(flows)
+        if now >= killed_at
+    )
+    # All of the outage but the two seconds until it is noticed, and the settle time after it, are not in the clock.
+    assert lost_s > (back_at - killed_at) - 3, (lost_s, back_at - killed_at)
+    place.log.close()
+
+
+def test_a_writer_that_gives_up_says_so(broker: Broker) -> None:
+    place = OnKafka(broker.bootstrap)
+    writer = place.log.writer("test", delivery_timeout_s=1)
+    writer.append(Output(event=renamed(0))).result(20)
+    broker.kill()
+    appended = [writer.append(Output(event=renamed(number))) for number in range(10)]
+    with pytest.raises(NotAppended):
+        appended[-1].result(10)
+    with pytest.raises(NotAppended):
+        writer.flush(10)
+    place.log.close()
