@@ -8,6 +8,9 @@
 3. A deleted conversation's content is erased before its deletion is recorded, and nothing of it is written after
    that, also when its reply is stored later, by this process or the next one.
 4. A value that no column can hold makes its record a dead letter.
+5. After the rows and before their offsets are settled, `progress` is told how far `messages` is in the tables, also
+   once after each assignment. It only says what is durable already, so it is true after any crash, and who writes it
+   (a process that is replaced, or its successor) does not matter: the highest counts.
 """
 
 import time
@@ -22,8 +25,9 @@ from projections.views.columns import Unstorable
 from projections.views.erasure import Erasure
 from projections.views.pace import Pace
 from projections.views.rows import rows
-from projections.views.tables import TABLES, ConversationRow, Row, UsageRow
+from projections.views.tables import PROGRESS, TABLES, ConversationRow, Progress, Row, UsageRow
 from schemas.codec import Undecodable
+from schemas.topics import MESSAGES
 from streams.log.steps import Arrived, Busy, Partition
 
 log = structlog.get_logger()
@@ -57,6 +61,8 @@ class _Waiting(msgspec.Struct):
     taken: int
     rows: list[Row] = []
     bytes: int = 0
+    told: int = -1
+    """What `progress` has of it, at least."""
 
 
 class ViewsStep:
@@ -103,7 +109,7 @@ class ViewsStep:
         self._pace = self._pace.passed(now_ms)
         count, size = self._held()
         full = count >= self._batch.rows or size >= self._batch.bytes
-        if full or (count and self._pace.allows):
+        if full or ((count or self._untold()) and self._pace.allows):
             self._flush(now_ms)
         elif not count:
             for waiting in self._waiting.values():
@@ -123,6 +129,13 @@ class ViewsStep:
         waiting = self._waiting.values()
         return sum([len(w.rows) for w in waiting]), sum([w.bytes for w in waiting])
 
+    def _untold(self) -> list[Progress]:
+        return [
+            Progress(topic=partition.topic, log_partition=partition.number, next_offset=waiting.taken)
+            for partition, waiting in self._waiting.items()
+            if partition.topic == MESSAGES.name and waiting.told < waiting.taken
+        ]
+
     def _flush(self, now_ms: int) -> None:
         tables: OrderedDict[type[Row], list[Row]] = OrderedDict((table, []) for table in TABLES)
         for waiting in self._waiting.values():
@@ -138,6 +151,7 @@ class ViewsStep:
                     self._database.insert(TABLES[table], kept)
                     self.counts.rows += len(kept)
                     self.counts.inserts += 1
+            self._database.insert(PROGRESS, self._untold())
         except ClickHouseError as failure:
             self._put_off(now_ms, failure)
             return
@@ -147,7 +161,7 @@ class ViewsStep:
         self._failures = 0
         self._pace = self._pace.spent()
         for waiting in self._waiting.values():
-            waiting.durable = waiting.taken
+            waiting.durable = waiting.told = waiting.taken
             waiting.rows, waiting.bytes = [], 0
 
     def _put_off(self, now_ms: int, failure: ClickHouseError) -> None:

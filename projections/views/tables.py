@@ -101,3 +101,14 @@ TABLES: dict[type[Row], str] = {
     ConversationRow: "conversation_rows",
     UsageRow: "usage_records",
 }
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """`progress`: every row of the topic's records below `next_offset` is durable."""
+
+    topic: str
+    log_partition: int
+    next_offset: int
+
+
+PROGRESS = "progress"
