@@ -18,6 +18,8 @@ from api.clickhouse_views import ClickHouseViews
 from api.context import Service
 from api.conversations import Conversations
 from api.edge import Edge
+from api.feed import Feeds
+from api.feed_response import FeedAnswers
 from api.following import Streams
 from api.health import Health
 from api.metrics import Metrics
@@ -60,6 +62,7 @@ async def serve(settings: ApiSettings, process: Process) -> None:
     health = Health(accounts_reader, hot, live, views)
     open_streams = OpenStreams(settings.patience, metrics, settings.streams_max)
     appender = Appender(writer, settings.append_timeout_s + 1.0)
+    conversations = Conversations(ids=ids, appender=appender, hot=hot, views=views, now_ms=now_ms)
     service = Service(
         ids=ids,
         models=settings.served,
@@ -75,7 +78,7 @@ async def serve(settings: ApiSettings, process: Process) -> None:
             metrics=metrics,
             now_ms=now_ms,
         ),
-        conversations=Conversations(ids=ids, appender=appender, hot=hot, views=views, now_ms=now_ms),
+        conversations=conversations,
         streams=Streams(
             hot=hot,
             live=live,
@@ -83,6 +86,9 @@ async def serve(settings: ApiSettings, process: Process) -> None:
             open_streams=open_streams,
             patience=settings.patience,
             now_s=asyncio.get_running_loop().time,
+        ),
+        feeds=FeedAnswers(
+            conversations=conversations, feeds=Feeds(views), open_streams=open_streams, patience=settings.patience
         ),
         hot=hot,
         views=views,

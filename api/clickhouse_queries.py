@@ -16,6 +16,30 @@ SELECT log_offset, event FROM (
 ORDER BY log_offset
 """
 
+PROGRESS = """
+SELECT log_partition, toInt64(max(next_offset)) FROM progress WHERE topic = 'messages' GROUP BY log_partition
+"""
+
+
+def events_between(ranges: int) -> str:
+    """Events of conversations in so many ranges (`p0`, `from0`, `to0`, …) of offsets.
+
+    Without FINAL, since whoever follows drops what it knows: so the index on offsets leaves out old parts.
+    """
+    within = " OR ".join(
+        f"(log_partition = {{p{n}:Int32}} AND log_offset >= {{from{n}:Int64}} AND log_offset < {{to{n}:Int64}})"
+        for n in range(ranges)
+    )
+    rows = " UNION ALL ".join(
+        f"""
+  SELECT account_id, conversation_id, log_offset, event FROM {table}
+   WHERE account_id IN {{accounts:Array(String)}} AND conversation_id IN {{conversations:Array(String)}}
+     AND event != '' AND ({within})"""  # noqa: S608 - names and numbers of this module
+        for table in ("message_rows", "reply_rows", "conversation_rows")
+    )
+    return f"SELECT account_id, conversation_id, log_offset, event FROM ({rows}) ORDER BY log_offset"  # noqa: S608
+
+
 REPLY = """
 SELECT event FROM reply_rows FINAL
  WHERE account_id = {account:String} AND conversation_id = {conversation:String} AND reply_id = {reply:String}

@@ -13,9 +13,20 @@ import clickhouse_connect
 import structlog
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from api.clickhouse_queries import CONVERSATION, CONVERSATIONS, FIRST_USE, HEADS, RECORD_COLUMNS, RECORDS, REPLY, totals
+from api.clickhouse_queries import (
+    CONVERSATION,
+    CONVERSATIONS,
+    FIRST_USE,
+    HEADS,
+    PROGRESS,
+    RECORD_COLUMNS,
+    RECORDS,
+    REPLY,
+    events_between,
+    totals,
+)
 from api.metrics import Metrics
-from api.stores import ConversationHead, FirstUse, StoreDown, UsageQuery
+from api.stores import ConversationHead, FirstUse, OwnConversation, Placed, StoreDown, UsageQuery
 from schemas.codec import Undecodable, hot_decode
 from schemas.events import Event, ReplyStored
 
@@ -37,13 +48,8 @@ class ClickHouseViews:
 
     async def conversation_events(self, account_id: str, conversation_id: str) -> tuple[tuple[int, Event], ...]:
         rows = await self._rows(CONVERSATION, {"account": account_id, "conversation": conversation_id})
-        events: list[tuple[int, Event]] = []
-        for offset, event in rows:
-            try:
-                events.append((offset, hot_decode(event.encode())))
-            except Undecodable as error:
-                log.warning("row of a conversation cannot be read", conversation_id=conversation_id, reason=str(error))
-        return tuple(events)
+        events = ((offset, _event(event, conversation_id)) for offset, event in rows)
+        return tuple((offset, event) for offset, event in events if event is not None)
 
     async def stored_reply(self, account_id: str, conversation_id: str, reply_id: str) -> ReplyStored | None:
         names = {"account": account_id, "conversation": conversation_id, "reply": reply_id}
@@ -69,6 +75,28 @@ class ClickHouseViews:
             return ()
         names = {"account": account_id, "ids": list(conversation_ids)}
         return tuple(_head(row) for row in await self._rows(HEADS, names))
+
+    async def progress(self) -> Mapping[int, int]:
+        return dict(await self._rows(PROGRESS, {}))
+
+    async def events_between(
+        self, conversations: Sequence[OwnConversation], ranges: Mapping[int, tuple[int, int]]
+    ) -> tuple[Placed, ...]:
+        if not conversations or not ranges:
+            return ()
+        wanted = frozenset(conversations)
+        names: dict[str, Any] = {
+            "accounts": list({account_id for account_id, _ in conversations}),
+            "conversations": [conversation_id for _, conversation_id in conversations],
+        }
+        for number, (partition, (first, behind)) in enumerate(ranges.items()):
+            names |= {f"p{number}": partition, f"from{number}": first, f"to{number}": behind}
+        placed: list[Placed] = []
+        for account_id, conversation_id, offset, text in await self._rows(events_between(len(ranges)), names):
+            event = _event(text, conversation_id)
+            if event is not None and (account_id, conversation_id) in wanted:
+                placed.append(Placed((account_id, conversation_id), offset, event))
+        return tuple(placed)
 
     async def usage_totals(self, account_id: str, query: UsageQuery) -> tuple[dict[str, Any], ...]:
         names = {"account": account_id, "from": query.from_day, "to": query.to_day}
@@ -132,6 +160,14 @@ class ClickHouseViews:
                     autogenerate_session_id=False,
                 )
         return self._client
+
+
+def _event(text: str, conversation_id: str) -> Event | None:
+    try:
+        return hot_decode(text.encode())
+    except Undecodable as error:
+        log.warning("row of a conversation cannot be read", conversation_id=conversation_id, reason=str(error))
+        return None
 
 
 def _head(row: Sequence[Any]) -> ConversationHead:

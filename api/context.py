@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from api.accounts import Accounts, Caller
 from api.conversations import Conversations
+from api.feed_response import FeedAnswers
 from api.following import Streams
 from api.health import Health
 from api.metrics import Metrics
@@ -40,6 +41,7 @@ class Service:
     sender: Sender
     conversations: Conversations
     streams: Streams
+    feeds: FeedAnswers
     hot: HotStore
     views: Views
     health: Health

@@ -15,7 +15,7 @@ import structlog
 from starlette.responses import Response
 
 from api.accounts import Caller
-from api.problems import bad_request, gone, not_found, unavailable
+from api.problems import bad_request, gone, not_found
 from api.reading import Patience, Reader
 from api.replay import Unserved, stored_frames
 from api.sse import EventStream, OpenStreams
@@ -68,9 +68,7 @@ class Streams:
 
     def reader(self, caller: Caller, reply: Parsed, cursor: int) -> Reader:
         """A reader of the stream. Raises `Problem` 503 when this process has too many."""
-        if self._open.full or self._open.stopping:
-            detail = "This process takes no more streams now." if self._open.full else "This process is stopping."
-            raise unavailable("streams", detail, 1.0)
+        self._open.admit()
         return Reader(
             reply.id,
             reply.conversation_id,

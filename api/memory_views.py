@@ -1,11 +1,11 @@
 """The views in memory: for trying the API without servers, and for its tests. Same contract as the real ones."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from api.listing import overlaid
-from api.stores import ConversationHead, FirstUse, StoreDown, UsageQuery
+from api.stores import ConversationHead, FirstUse, OwnConversation, Placed, StoreDown, UsageQuery
 from schemas.events import Event, MessageSubmitted, RegenerationRequested, ReplyStored, UsageRecorded
 
 
@@ -13,12 +13,14 @@ class MemoryViews:
     """`Views`, filled by `write` as the projection would. `down` makes it unreachable."""
 
     def __init__(self) -> None:
-        self._events: dict[tuple[str, str], dict[int, Event]] = {}
+        self._events: dict[OwnConversation, dict[int, Event]] = {}
+        self._partitions: dict[OwnConversation, int] = {}
+        self._progress: dict[int, int] = {}
         self._usage: dict[tuple[str, str, str], UsageRecorded] = {}
         self.down = False
 
-    def write(self, offset: int, event: Event) -> None:
-        """An event of `messages` at its offset, or a usage record."""
+    def write(self, offset: int, event: Event, partition: int = 0) -> None:
+        """An event of `messages` at its place, or a usage record."""
         if isinstance(event, UsageRecorded):
             key = (event.usage_day, event.reply_id, event.record_kind)
             if key not in self._usage or self._usage[key].revision < event.revision:
@@ -26,6 +28,12 @@ class MemoryViews:
             return
         conversation = (str(getattr(event, "account_id", "")), event.key())
         self._events.setdefault(conversation, {})[offset] = event
+        self._partitions[conversation] = partition
+        self.reach(offset + 1, partition)
+
+    def reach(self, next_offset: int, partition: int = 0) -> None:
+        """Everything below this offset was written."""
+        self._progress[partition] = max(self._progress.get(partition, 0), next_offset)
 
     async def conversation_events(self, account_id: str, conversation_id: str) -> tuple[tuple[int, Event], ...]:
         self._answer()
@@ -64,6 +72,21 @@ class MemoryViews:
             head = overlaid(None, (event for _, event in sorted(events.items()))) if account == account_id else None
             if head is not None:
                 yield head
+
+    async def progress(self) -> Mapping[int, int]:
+        self._answer()
+        return dict(self._progress)
+
+    async def events_between(
+        self, conversations: Sequence[OwnConversation], ranges: Mapping[int, tuple[int, int]]
+    ) -> tuple[Placed, ...]:
+        self._answer()
+        found: list[Placed] = []
+        for conversation in conversations:
+            first, behind = ranges.get(self._partitions.get(conversation, -1), (0, 0))
+            events = sorted(self._events.get(conversation, {}).items(), key=lambda item: item[0])
+            found += [Placed(conversation, offset, event) for offset, event in events if first <= offset < behind]
+        return tuple(found)
 
     async def usage_totals(self, account_id: str, query: UsageQuery) -> tuple[dict[str, Any], ...]:
         self._answer()

@@ -23,6 +23,22 @@ STREAM: dict[str, Any] = {
 }
 """What a stream looks like in the document."""
 
+_EXAMPLE_FEED = (
+    'id: 42\nevent: message\ndata: {"message":{"id":"msg_…","conversation_id":"conv_…","role":"user",'
+    '"status":"completed","text":"Name a river.","created_at":"2026-11-29T12:00:00.000Z","parent_id":"rep_…"},'
+    '"reply":{"id":"rep_…","conversation_id":"conv_…","role":"assistant","status":"queued","text":"",'
+    '"model":"auto","parent_id":"msg_…","attempt":1,"offset":0,"created_at":"2026-11-29T12:00:00.000Z"}}\n\n'
+    'id: 57\nevent: reply_ended\ndata: {"id":"rep_…","status":"completed","text":"Rhine",'
+    '"model":"smollm2-135m-instruct","attempt":1,"offset":3,"usage":{"input_tokens":9,"output_tokens":1,'
+    '"cached_input_tokens":0,"cache_write_tokens":0,"counted":true}}\n\n'
+    'id: 60\nevent: renamed\ndata: {"title":"Rivers"}\n\n'
+)
+
+FEED: dict[str, Any] = {
+    "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE_FEED}},
+}
+"""What a conversation's feed looks like in the document."""
+
 _MEANINGS = {
     400: "Something in the request is wrong; `errors` says which field and why.",
     401: "No valid key.",

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.metrics import Metrics
+from api.problems import unavailable
 from api.reading import Patience
 
 HEADERS = {
@@ -41,6 +42,15 @@ class Source(Protocol):
         """Let go of what it holds."""
 
 
+class Open(Protocol):
+    """A stream that is being sent: an `EventStream`, or a feed's response."""
+
+    source: Source
+
+    def tick(self, now_s: float, patience: Patience) -> None:
+        """Time has passed."""
+
+
 class OpenStreams:
     """All streams of a process: their heartbeats, their send timeouts and their end at shutdown."""
 
@@ -48,21 +58,18 @@ class OpenStreams:
         self._patience = patience
         self._metrics = metrics
         self._streams_max = streams_max
-        self._open: set[EventStream] = set()
+        self._open: set[Open] = set()
         self._none_open = asyncio.Event()
         self._stopping = False
 
-    @property
-    def full(self) -> bool:
-        """No more streams in this process."""
-        return len(self._open) >= self._streams_max
+    def admit(self) -> None:
+        """Raises `Problem` 503 when this process takes no more streams."""
+        full = len(self._open) >= self._streams_max
+        if full or self._stopping:
+            detail = "This process takes no more streams now." if full else "This process is stopping."
+            raise unavailable("streams", detail, 1.0)
 
-    @property
-    def stopping(self) -> bool:
-        """The process is on its way out."""
-        return self._stopping
-
-    def add(self, stream: "EventStream") -> None:
+    def add(self, stream: Open) -> None:
         """A stream begins."""
         self._open.add(stream)
         self._none_open.clear()
@@ -70,7 +77,7 @@ class OpenStreams:
         if self._stopping:
             stream.source.stop()
 
-    def remove(self, stream: "EventStream") -> None:
+    def remove(self, stream: Open) -> None:
         """A stream is over."""
         self._open.discard(stream)
         if not self._open:

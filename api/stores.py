@@ -196,6 +196,18 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
     group_by: str | None = None
 
 
+OwnConversation = tuple[str, str]
+"""Ids of an account and of a conversation that is its own."""
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """An event of a conversation, and its offset in the log."""
+
+    conversation: OwnConversation
+    offset: int
+    event: Event
+
+
 class Views(Protocol):
     """The views of the log that outlive everything else, a moment behind it."""
 
@@ -217,6 +229,21 @@ class Views(Protocol):
         self, account_id: str, conversation_ids: Sequence[str]
     ) -> tuple[ConversationHead, ...]:
         """Those of these conversations that are there."""
+
+    async def progress(self) -> Mapping[int, int]:
+        """Per partition of `messages` an offset below which everything is in the views; it never falls."""
+
+    async def events_between(
+        self, conversations: Sequence[OwnConversation], ranges: Mapping[int, tuple[int, int]]
+    ) -> tuple[Placed, ...]:
+        """The events of these conversations in these ranges, in the order of the log within each conversation.
+
+        What is in the log, or was written, more than once may come more than once.
+
+        Args:
+            conversations: a few hundred at most.
+            ranges: partition -> first offset, and the offset behind the last.
+        """
 
     async def usage_totals(self, account_id: str, query: UsageQuery) -> tuple[dict[str, Any], ...]:
         """Sums per group and currency; `group` is None without `group_by`."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,7 +10,8 @@ from api import pages
 from api.bodies import ChangeBody, read
 from api.context import TheCaller, TheService, TheTrail, answer, own
 from api.conversations import shown
-from api.openapi import body_of, problems
+from api.following import cursor_of
+from api.openapi import FEED, body_of, problems
 from api.shapes import ConversationPage, ConversationView, MessagePage
 from schemas.limits import PAGE_DEFAULT, PAGE_MAX
 
@@ -84,3 +85,27 @@ async def messages(
     after = pages.read(cursor, int) or 0
     views, place = await the.conversations.messages(caller, parsed.id, after, limit)
     return answer(MessagePage(data=views, next_cursor=pages.written(place) if place is not None else None))
+
+
+@router.get(
+    "/{conversation_id}/events",
+    summary="Follow a conversation",
+    response_class=Response,
+    responses={
+        200: {"description": "What happened after the cursor, and what happens, until `deleted`.", **FEED},
+        **problems(400, 401, 404, 503),
+    },
+)
+async def events(
+    conversation_id: str,
+    the: TheService,
+    caller: TheCaller,
+    last_event_id: Annotated[str | None, Header(description="The cursor after which to go on.")] = None,
+    after: Annotated[str | None, Query(description="The same, for clients that cannot set headers.")] = None,
+) -> Response:
+    """Server-sent events for other tabs and devices: `message`, `reply_ended`, `renamed`, `branch`, `deleted`.
+
+    `id` is a cursor: it grows, with gaps. Without one the feed begins at the conversation's beginning.
+    """
+    parsed = own(the, caller, conversation_id, "conversation", "conv")
+    return await the.feeds.answer(caller, parsed.id, cursor_of(last_event_id, after))

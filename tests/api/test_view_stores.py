@@ -14,7 +14,7 @@ from api.stores import StoreDown, UsageQuery, Views
 from projections.clickhouse import migrations
 from projections.clickhouse.client import Database
 from projections.views.rows import rows
-from projections.views.tables import TABLES
+from projections.views.tables import PROGRESS, TABLES, Progress
 from schemas.codec import Envelope
 from schemas.events import (
     ConversationDeleted,
@@ -57,6 +57,8 @@ async def filled(request: pytest.FixtureRequest) -> AsyncIterator[Filled]:
         for row in rows(Envelope(event=event, source="t"), 0, offset):
             for _ in range(2):
                 await asyncio.to_thread(database.insert, TABLES[type(row)], [row])
+        told = Progress(topic="messages", log_partition=0, next_offset=offset + 1)
+        await asyncio.to_thread(database.insert, PROGRESS, [told])
 
     yield Filled(views, insert)
     await views.close()
@@ -154,6 +156,31 @@ async def test_a_conversations_events_come_in_the_order_of_the_log(filled: Fille
     assert await filled.views.stored_reply("a", "conv_1", "rep_1") == stored(1)
     assert await filled.views.stored_reply("a", "conv_1", "rep_2") is None
     assert await filled.views.stored_reply("b", "conv_1", "rep_1") is None
+
+
+async def test_what_is_between_two_offsets_is_found_for_the_conversations_that_are_asked_for(filled: Filled) -> None:
+    assert await filled.views.progress() == {}
+    assert await filled.views.events_between([("a", "conv_1")], {}) == ()
+    for n in range(1, 7):
+        await filled.write(n, submitted(n, conversation=f"conv_{n % 3}", account="b" if n % 3 == 2 else "a"))
+    await filled.write(7, stored(1))
+    await filled.write(3, submitted(3, conversation="conv_0"))
+    assert await filled.views.progress() == {0: 8}
+    asked = [("a", "conv_1"), ("a", "conv_2"), ("a", "conv_0")]
+
+    async def found(first: int, behind: int) -> dict[tuple[str, str], list[int]]:
+        places: dict[tuple[str, str], list[int]] = {}
+        for one in await filled.views.events_between(asked, {0: (first, behind), 5: (0, 100)}):
+            offsets = places.setdefault(one.conversation, [])
+            if one.offset not in offsets:
+                offsets.append(one.offset)
+        return places
+
+    assert await found(0, 8) == {("a", "conv_1"): [1, 4, 7], ("a", "conv_0"): [3, 6]}
+    assert await found(4, 7) == {("a", "conv_1"): [4], ("a", "conv_0"): [6]}
+    assert await found(8, 8) == {}
+    (last, *_) = await filled.views.events_between([("a", "conv_1")], {0: (7, 8)})
+    assert last.event == stored(1)
 
 
 async def test_the_first_use_of_a_client_id_is_known_per_account(filled: Filled) -> None:

@@ -18,6 +18,8 @@ from api.app import create_app
 from api.context import Service
 from api.conversations import Conversations
 from api.edge import Edge
+from api.feed import Feeds
+from api.feed_response import FeedAnswers
 from api.following import Streams
 from api.health import Health
 from api.memory_hot import MemoryHot
@@ -120,6 +122,8 @@ class Process:
         self.open_streams = OpenStreams(patience, metrics, 1000)
         appender = Appender(world.log.writer("api"), world.append_timeout_s)
         self.health = Health(world.accounts_reader, hot, hot, world.views)
+        conversations = Conversations(ids=world.ids, appender=appender, hot=hot, views=world.views, now_ms=world.now_ms)
+        self.feeds = Feeds(world.views, every_s=0.01)
         service = Service(
             ids=world.ids,
             models=DEFAULT_MODELS,
@@ -135,9 +139,7 @@ class Process:
                 metrics=metrics,
                 now_ms=world.now_ms,
             ),
-            conversations=Conversations(
-                ids=world.ids, appender=appender, hot=hot, views=world.views, now_ms=world.now_ms
-            ),
+            conversations=conversations,
             streams=Streams(
                 hot=hot,
                 live=hot,
@@ -145,6 +147,9 @@ class Process:
                 open_streams=self.open_streams,
                 patience=patience,
                 now_s=time.monotonic,
+            ),
+            feeds=FeedAnswers(
+                conversations=conversations, feeds=self.feeds, open_streams=self.open_streams, patience=patience
             ),
             hot=hot,
             views=world.views,
@@ -280,8 +285,8 @@ class World:
 
     def project(self) -> None:
         """The views catch up with the log."""
-        for _, offset, event in self._records("messages"):
-            self.views.write(offset, event)
+        for partition, offset, event in self._records("messages"):
+            self.views.write(offset, event, partition)
 
     def queue(self, sent: Mapping[str, Any], key: str = "alice") -> str:
         """Dispatch takes the reply of a sent message; its id."""
