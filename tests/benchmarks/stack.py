@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,8 @@ def stop(stack: Stack) -> None:
 @contextlib.contextmanager
 def running(*options: str, env: Mapping[str, str] | None = None) -> Iterator[Stack]:
     """A product with the scripted engine, in a temporary data folder."""
+    # What ends a benchmark early must end the stack too, which lives in a session of its own.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="turnlog-bench-") as folder:
         stack = start(Path(folder), "--engine", "scripted", *options, env=env)
         try:
