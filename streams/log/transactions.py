@@ -111,8 +111,8 @@ class TransactionalLoop:
             LogError: the process must end; see its kinds in `steps`.
         """
         self.counts.turns += 1
-        wait_s = self._settings.tick_ms / 1000 if wait_s is None else wait_s
-        records = self._consumer.poll(wait_s, self._settings.records_max)
+        tick_s = self._settings.tick_ms / 1000
+        records = self._consumer.poll(tick_s if wait_s is None else wait_s, self._settings.records_max)
         self._flow = advance(self._flow, now_ms, reachable=self._consumer.reachable())
         self._after.tell()
         self._restore(now_ms)
@@ -271,14 +271,10 @@ def run(
     """Run a transactional loop until `stop` is set.
 
     Args:
-        log: the log.
-        step: what decides.
         topics: the input topics, with the same number of partitions.
         state_topic: the compacted topic with the step's state, with as many.
         group: name of the group and, with the replica, of the transactions.
-        stop: set to end in order.
-        replica: which of the processes this is; each has a number of its own that survives its restarts.
-        settings: how the loop goes.
+        replica: which of the processes this is; the same again after a restart.
         on_turn: called after each turn.
         on_progress: called now and then while state is restored.
 

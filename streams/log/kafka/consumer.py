@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from streams.log.kafka.records import PAUSE_S, Names, asked, low, passing, record, report
+from streams.log.kafka.offsets import Offsets
+from streams.log.kafka.records import PAUSE_S, Names, asked, passing, record, report
 from streams.log.kafka.settings import LOGGER, SILENCE_MS, Settings
 from streams.log.kafka.statistics import answering
 from streams.log.log import Expired, Listener
@@ -34,11 +35,13 @@ class KafkaConsumer:
         self,
         settings: Settings,
         names: Names,
+        offsets: Offsets,
         topics: Iterable[str],
         listener: Listener,
         expired: Expired,
     ) -> None:
         self._names = names
+        self._offsets = offsets
         self._listener = listener
         self._expired: Expired = expired
         self._owned: dict[Partition, int] = {}
@@ -169,13 +172,11 @@ class KafkaConsumer:
         if not places:
             return {}
         found = asked(lambda t: self._consumer.committed(places, timeout=t), "committed offsets")
-        starts = {}
         for place in found:
             if place.error is not None:
                 raise LogError(f"committed offset of {place.topic}[{place.partition}]: {place.error.str()}")
-            new = place.offset == OFFSET_INVALID or place.offset < 0
-            starts[self._names.partition(place)] = low(self._consumer, place) if new else place.offset
-        return starts
+        offsets = {self._names.partition(place): place.offset for place in found}
+        return offsets | self._offsets.begins([partition for partition, offset in offsets.items() if offset < 0])
 
     def _revoked(self, _: Any, places: list[Any]) -> None:
         self._gone(places, lost=False)
@@ -207,7 +208,7 @@ class KafkaConsumer:
         partition = Partition(self._names.logical(message.topic()), message.partition())
         if partition not in self._owned:
             return
-        first = low(self._consumer, self._names.place(partition))
+        first = self._offsets.begins([partition])[partition]
         text = f"{partition.topic}[{partition.number}]: the offset to go on from is gone; the first one left is {first}"
         if self._expired == "stop":
             raise OffsetExpired(text)

@@ -2,18 +2,16 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
-
-from confluent_kafka.admin import AdminClient
 
 from streams.log.kafka import settings
 from streams.log.kafka.consumer import KafkaConsumer
+from streams.log.kafka.offsets import Offsets
 from streams.log.kafka.reader import KafkaReader
-from streams.log.kafka.records import Names, asked
+from streams.log.kafka.records import Names
 from streams.log.kafka.transactions import KafkaTransactions
 from streams.log.kafka.writer import KafkaWriter
 from streams.log.log import Assignment, Expired, Listener, Start
-from streams.log.steps import LogError, NotAppended, Partition
+from streams.log.steps import NotAppended, Partition
 
 
 class KafkaLog:
@@ -23,12 +21,12 @@ class KafkaLog:
         self._base = settings.client(bootstrap, client_id)
         self._names = Names(namespace)
         self._counts: dict[str, int] = {}
-        self._admin: Any = None
+        self._offsets = Offsets(self._base, self._names)
         self._opened: list[KafkaWriter | KafkaReader | KafkaConsumer | KafkaTransactions] = []
 
     def partitions(self, topic: str) -> int:
         if topic not in self._counts:
-            self._counts[topic] = self._asked_partitions(topic)
+            self._counts[topic] = self._offsets.partitions(topic)
         return self._counts[topic]
 
     def writer(self, source: str, *, linger_ms: float = 0.0, delivery_timeout_s: float = 30.0) -> KafkaWriter:
@@ -39,7 +37,7 @@ class KafkaLog:
 
     def reader(self, partitions: Sequence[Partition], start: Start, *, committed_only: bool = True) -> KafkaReader:
         chosen = settings.consumer(self._base, self._names.full("reader"), committed_only=committed_only)
-        reader = KafkaReader(chosen, self._names, partitions, start)
+        reader = KafkaReader(chosen, self._names, self._offsets, partitions, start)
         self._opened.append(reader)
         return reader
 
@@ -59,7 +57,7 @@ class KafkaLog:
             f"{name}-{replica}",
             together=assignment == "together",
         )
-        consumer = KafkaConsumer(chosen, self._names, topics, listener, expired)
+        consumer = KafkaConsumer(chosen, self._names, self._offsets, topics, listener, expired)
         self._opened.append(consumer)
         return consumer
 
@@ -76,13 +74,3 @@ class KafkaLog:
             opened = self._opened.pop()
             with contextlib.suppress(NotAppended):
                 opened.close()
-
-    def _asked_partitions(self, topic: str) -> int:
-        if self._admin is None:
-            self._admin = AdminClient(self._base)
-        full = self._names.full(topic)
-        metadata = asked(lambda t: self._admin.list_topics(full, timeout=t), f"partitions of {full}")
-        found = metadata.topics[full]
-        if found.error is not None:
-            raise LogError(f"topic {full}: {found.error.str()}")
-        return len(found.partitions)

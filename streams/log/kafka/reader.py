@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError
 
-from streams.log.kafka.records import PAUSE_S, Names, asked, high, low, passing, record, report
+from streams.log.kafka.offsets import Offsets
+from streams.log.kafka.records import PAUSE_S, Names, passing, record, report
 from streams.log.kafka.settings import Settings
 from streams.log.log import Start
 from streams.log.steps import LogError, OffsetExpired, Partition, Record
@@ -19,10 +20,13 @@ LIMIT = 2_000
 class KafkaReader:
     """See `Reader`."""
 
-    def __init__(self, settings: Settings, names: Names, partitions: Sequence[Partition], start: Start) -> None:
+    def __init__(
+        self, settings: Settings, names: Names, offsets: Offsets, partitions: Sequence[Partition], start: Start
+    ) -> None:
         self._consumer: Any = Consumer(settings | {"enable.partition.eof": True})
         self._names = names
-        self._positions = {partition: self._start_of(partition, start) for partition in partitions}
+        self._offsets = offsets
+        self._positions = offsets.starts(partitions, start)
         self._consumer.assign(names.places(self._positions))
 
     def poll(self, timeout_s: float) -> list[Record]:
@@ -40,7 +44,7 @@ class KafkaReader:
                 return records
 
     def ends(self) -> dict[Partition, int]:
-        return {p: high(self._consumer, self._names.place(p)) for p in self._positions}
+        return self._offsets.ends(self._positions)
 
     def positions(self) -> dict[Partition, int]:
         return dict(self._positions)
@@ -70,13 +74,3 @@ class KafkaReader:
             time.sleep(PAUSE_S)
         else:
             raise LogError(error.str())
-
-    def _start_of(self, partition: Partition, start: Start) -> int:
-        place = self._names.place(partition)
-        if start.at == "beginning":
-            return low(self._consumer, place)
-        if start.at == "end":
-            return high(self._consumer, place)
-        wanted = [TopicPartition(place.topic, place.partition, start.time_ms)]
-        (found,) = asked(lambda t: self._consumer.offsets_for_times(wanted, timeout=t), f"offsets of {place.topic}")
-        return found.offset if found.offset >= 0 else high(self._consumer, place)

@@ -104,22 +104,6 @@ def record(message: Any, names: Names) -> Record:
     )
 
 
-def low(consumer: Any, place: Any) -> int:
-    """The first offset that a partition still has."""
-    answer: tuple[int, int] = asked(lambda t: consumer.get_watermark_offsets(place, timeout=t), _about(place))
-    return answer[0]
-
-
-def high(consumer: Any, place: Any) -> int:
-    """The offset that a partition's next record will get."""
-    answer: tuple[int, int] = asked(lambda t: consumer.get_watermark_offsets(place, timeout=t), _about(place))
-    return answer[1]
-
-
-def _about(place: Any) -> str:
-    return f"ends of {place.topic}[{place.partition}]"
-
-
 def report(error: Any) -> None:
     """Log an error that passes by itself, or that reaches its caller on another way."""
     LOGGER.warning("kafka: %s", error.str())

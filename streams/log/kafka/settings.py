@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from schemas.limits import RECORD_BYTES_MAX
+from streams.log.kafka.noise import Seldom
 
 Settings = dict[str, Any]
 
@@ -20,6 +21,7 @@ SILENCE_MS = 1_500
 """A broker that we fetch from answers every `fetch.wait.max.ms`; silent for this long it counts as unreachable."""
 
 LOGGER = logging.getLogger("turnlog.kafka")
+LOGGER.addFilter(Seldom())
 
 
 def client(bootstrap: str, client_id: str) -> Settings:
@@ -32,8 +34,8 @@ def client(bootstrap: str, client_id: str) -> Settings:
         # Default 10 s: after a broker's restart everybody would come back that much later.
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 500,
-        # With its default (rebootstrap) librdkafka 2.16 throws its brokers away when all of them are down. A transactional
-        # producer then never finds its partitions again: it hung for good after the SIGKILL of a lone broker.
+        # By default (rebootstrap) librdkafka 2.16 throws its brokers away when all of them are down. A transactional
+        # producer may then never find its partitions again: it hung for good after the SIGKILL of a lone broker.
         "metadata.recovery.strategy": "none",
         "allow.auto.create.topics": False,
         "logger": LOGGER,

@@ -18,9 +18,10 @@ from streams.log.log import Aborted, Consumer
 from streams.log.steps import Fenced, Output, Partition, StateRecord
 
 _COMMIT_PATIENCE_S = 60.0
-import os
 
-GAP_S = float(os.environ.get("GAP", "0.005"))
+GAP_S = 0.003
+"""After a commit its marks are still being written. A transaction begun before they are is refused with "concurrent
+transactions", and librdkafka waits 20 ms then."""
 
 
 class KafkaTransactions:
@@ -32,6 +33,8 @@ class KafkaTransactions:
         self._undelivered: Any = None
         self._ended_s = 0.0
         self._producer: Any = Producer(settings | {"error_cb": report})
+        # Once there is a connection the next call takes 5 ms; before, librdkafka looks again after half a second.
+        asked(lambda t: self._producer.list_topics(timeout=t), "brokers", PATIENCE_S)
         asked(self._producer.init_transactions, "begin of transactions", PATIENCE_S)
 
     def commit(

@@ -1,0 +1,71 @@
+"""Where partitions begin and end.
+
+Asked through a connection of its own: a consumer's is held by its waiting fetch, and each question on it would take
+up to `fetch.wait.max.ms`. One question is for any number of partitions.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from streams.log.kafka.records import Names, asked
+from streams.log.kafka.settings import Settings
+from streams.log.log import Start
+from streams.log.steps import LogError, Partition
+
+_AFTER_ALL = -1
+
+
+class Offsets:
+    """Answers about all topics of a namespace."""
+
+    def __init__(self, settings: Settings, names: Names) -> None:
+        self._settings = settings
+        self._names = names
+        self._made: Any = None
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has."""
+        full = self._names.full(topic)
+        metadata = asked(lambda t: self._admin.list_topics(full, timeout=t), f"partitions of {full}")
+        found = metadata.topics[full]
+        if found.error is not None:
+            raise LogError(f"topic {full}: {found.error.str()}")
+        return len(found.partitions)
+
+    def begins(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The first offset that each partition still has."""
+        return self._asked(partitions, OffsetSpec.earliest())
+
+    def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The offset that the next record of each partition will get."""
+        return self._asked(partitions, OffsetSpec.latest())
+
+    def starts(self, partitions: Iterable[Partition], start: Start) -> dict[Partition, int]:
+        """Where a reader begins."""
+        if start.at == "beginning":
+            return self.begins(partitions)
+        if start.at == "end":
+            return self.ends(partitions)
+        wanted = tuple(partitions)
+        ends = self.ends(wanted)
+        found = self._asked(wanted, OffsetSpec.for_timestamp(start.time_ms))
+        return {p: ends[p] if offset == _AFTER_ALL else offset for p, offset in found.items()}
+
+    @property
+    def _admin(self) -> Any:
+        if self._made is None:
+            self._made = AdminClient(self._settings)
+        return self._made
+
+    def _asked(self, partitions: Iterable[Partition], spec: Any) -> dict[Partition, int]:
+        wanted = {self._names.place(partition): spec for partition in partitions}
+        if not wanted:
+            return {}
+
+        def ask(timeout_s: float) -> dict[Partition, int]:
+            answers = self._admin.list_offsets(wanted, request_timeout=timeout_s)
+            return {self._names.partition(place): answer.result().offset for place, answer in answers.items()}
+
+        return asked(ask, "offsets")
