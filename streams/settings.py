@@ -77,7 +77,7 @@ class DispatchSettings(StreamSettings):
 class SettlementSettings(StreamSettings):
     """Settlement."""
 
-    abandoned_s: float = Field(default=3_600.0, ge=60)
+    abandoned_s: float = Field(default=1_800.0, ge=60)
     """After so long without any event an open reply is given up, with an alarm."""
     open_replies_max: int = Field(default=200_000, ge=1)
     open_chars_max: int = Field(default=1_000_000_000, ge=1_000_000)

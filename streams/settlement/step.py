@@ -32,7 +32,7 @@ NUMBERS: Mapping[str, str] = {
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The declared limits of settlement."""
 
-    abandoned_ms: int = 3_600_000
+    abandoned_ms: int = 1_800_000
     unacknowledged_max: int = 5_000
     open_max: int = 200_000
     open_chars_max: int = 1_000_000_000

@@ -199,13 +199,18 @@ def _joined(said: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def nothing_is_left_behind(outcome: Outcome) -> None:
-    """No process holds a reply that has ended, and nothing had to raise an alarm."""
+    """No process holds a reply that has not ended, and nothing had to raise an alarm.
+
+    Settlement may hold one that has: a dispatch that was stopped opens it late, after settlement was restarted. It is
+    given up after a declared time (`test_faults_found`), and until then it costs folding again.
+    """
     assert not outcome.world.alarms, f"alarms: {outcome.world.alarms}"
     for process in outcome.world.processes:
         settled = getattr(process.running, "_step", None)
-        open_replies = getattr(settled, "open_replies", None)
         if process.group == "settlement" and settled is not None:
-            assert not open_replies, f"left: {process.name} holds {open_replies} open replies"
+            held = {reply_id for book in settled._books.values() for reply_id in book.open}
+            left = held - outcome.stored.keys()
+            assert not left, f"left: {process.name} holds {left} open"
     late = [
         reply_id
         for reply_id in outcome.accepted
