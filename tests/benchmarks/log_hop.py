@@ -5,7 +5,7 @@
 A hop: from `append` until the record is in the hands of a loop's step in another process. A stage: from `append` of
 a record until what a transactional loop in another process made of it (an output, a state record, the offset, in one
 transaction) is in the hands of a reader of committed records. Two stages: with a second such loop behind the first.
-Load is Poisson, keys are many.
+Load is Poisson; the first topic's keys are many, as those of conversations; outputs have one key, as those of a pool.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Forward:
         if not batch:
             return NOTHING
         return Decision(
-            outputs=tuple(Output(event=arrived.envelope.event, topic=self._topic) for arrived in batch),
+            outputs=tuple(Output(event=arrived.envelope.event, topic=self._topic, key="pool") for arrived in batch),
             states=tuple(StateRecord(key=arrived.record.key or "", value=b"x" * 200) for arrived in batch),
         )
 
