@@ -17,7 +17,7 @@ from streams.log.process import Process, main
 def serve(settings: ViewsSettings, process: Process) -> None:
     """Write the views until the process is to stop."""
     database = Database(settings.clickhouse_url, settings.database)
-    step = ViewsStep(database, Batch(rows=settings.views_batch_rows), Pace())
+    step = ViewsStep(database, Batch(rows=settings.views_batch_rows, wait_ms=settings.views_wait_ms), Pace())
     REGISTRY.register(ViewsMetrics(step))
     log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
 
