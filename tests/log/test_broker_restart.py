@@ -16,9 +16,10 @@ from log.places import OnKafka, renamed
 from log.test_loop import Collect
 from log.test_transactions import Numbering, assert_numbered
 
+from streams.log.log import BEGINNING
 from streams.log.loop import LoopSettings
 from streams.log.loop import run as run_plain
-from streams.log.steps import Arrived, NotAppended, Output
+from streams.log.steps import Arrived, NotAppended, Output, Partition
 from streams.log.transactions import TransactionalLoop, TransactionalSettings
 from streams.log.transactions import run as run_transactional
 
@@ -154,4 +155,20 @@ def test_a_writer_that_gives_up_says_so(broker: Broker) -> None:
         appended[-1].result(20)
     with pytest.raises(NotAppended):
         writer.flush(10)
+    place.log.close()
+
+
+def test_ends_are_known_again_after_the_broker_came_back(broker: Broker) -> None:
+    """A client keeps the leader's epoch from before; only a fresh one learns the new one."""
+    place = OnKafka(broker.bootstrap)
+    writer = place.log.writer("test", delivery_timeout_s=90)
+    partitions = [Partition("messages", number) for number in range(place.log.partitions("messages"))]
+    reader = place.log.reader(partitions, BEGINNING)
+    for round_ in range(3):
+        writer.append(Output(event=renamed(round_))).result(90)
+        assert sum(reader.ends().values()) == round_ + 1
+        broker.kill()
+    writer.append(Output(event=renamed(3))).result(90)
+    assert sum(reader.ends().values()) == 4
+    reader.close()
     place.log.close()

@@ -7,6 +7,7 @@ up to `fetch.wait.max.ms`. One question is for any number of partitions.
 from collections.abc import Iterable
 from typing import Any
 
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from streams.log.kafka.records import Names, asked
@@ -15,6 +16,9 @@ from streams.log.log import Start
 from streams.log.steps import LogError, Partition
 
 _AFTER_ALL = -1
+_STALE = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
+"""What the client knows of the partition's leader is from before a restart of it. It does not learn by itself: a fresh
+client does."""
 
 
 class Offsets:
@@ -66,6 +70,11 @@ class Offsets:
 
         def ask(timeout_s: float) -> dict[Partition, int]:
             answers = self._admin.list_offsets(wanted, request_timeout=timeout_s)
-            return {self._names.partition(place): answer.result().offset for place, answer in answers.items()}
+            try:
+                return {self._names.partition(place): answer.result().offset for place, answer in answers.items()}
+            except KafkaException as failure:
+                if failure.args[0].code() in _STALE:
+                    self._made = None
+                raise
 
         return asked(ask, "offsets")
