@@ -135,9 +135,15 @@ def java_options(folder: Path, jars: str) -> tuple[str, ...]:
 
 
 def _format(runtime: tuple[str, ...], settings: Path) -> None:
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    command = (*runtime, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings))
+    command = (*runtime, "kafka.tools.StorageTool", "format", "-t", new_cluster_id(), "-c", str(settings))
     result = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
     if result.returncode != 0:
         reason = (result.stderr or result.stdout).strip().splitlines()
         raise PartFailed(f"Kafka could not format its storage: {reason[-1] if reason else 'no reason given'}")
+
+
+def new_cluster_id() -> str:
+    """A random id as Kafka makes them. None that begins like an option: the storage tool would take it for one."""
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return text
