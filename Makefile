@@ -2,6 +2,7 @@
 # make run      setup, then `turnlog up` (options: make run UP="--port 8081")
 # make test     setup, then all tests, on real servers
 # make check    lint, types, import contracts, and the tests that need no servers: under 2 minutes
+# make kills    the long run of kills: six minutes, two instances of turns and of dispatch
 # make bench    the benchmarks
 # make format   format and fix what can be fixed
 # make lock     resolve the Python packages again
@@ -12,7 +13,7 @@ UP ?=
 TESTS ?=
 BENCHMARKS ?=
 
-.PHONY: setup run test check bench format lock
+.PHONY: setup run test check kills bench format lock
 .DEFAULT_GOAL := run
 
 setup:
@@ -30,6 +31,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n auto -m "not servers and not system and not kills" $(TESTS)
+
+kills: setup
+	TURNLOG_KILLS_S=360 $(BIN)/python -m pytest tests/kills/test_turns_and_dispatch.py $(TESTS)
 
 bench: setup
 	$(BIN)/python -m tests.benchmarks $(BENCHMARKS)

@@ -1,6 +1,6 @@
 """Two instances of turns and of dispatch, killed, stopped and cut off for minutes, under a steady load.
 
-The length is `TURNLOG_KILLS_S` seconds (default 120; 360 and more by `make kills`).
+The length is `TURNLOG_KILLS_S` seconds (default 60; 360 by `make kills`).
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from system.product import Client, Product, eventually
 
-DURATION_S = float(os.environ.get("TURNLOG_KILLS_S", "120"))
+DURATION_S = float(os.environ.get("TURNLOG_KILLS_S", "60"))
 SENDS_PER_S = 10
 
 pytestmark = [pytest.mark.system, pytest.mark.kills, pytest.mark.timeout(DURATION_S + 400)]

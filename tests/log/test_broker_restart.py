@@ -108,7 +108,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_and_the_flow_clock_stands(broke
     def collecting() -> None:
         run_plain(place.another(), collected, topics=["messages"], group="c", stop=stop, settings=LoopSettings())
 
-    threads = [threading.Thread(target=numbering), threading.Thread(target=collecting)]
+    threads = [threading.Thread(target=numbering, daemon=True), threading.Thread(target=collecting, daemon=True)]
     for thread in threads:
         thread.start()
     writer = place.log.writer("test", delivery_timeout_s=90)
