@@ -13,7 +13,7 @@ from infra.kafka_admin import KafkaAdmin
 from infra.log_append import append
 from infra.provisioning import provision, provision_topics, topics_of
 from schemas.codec import decode
-from schemas.events import AccountOpened, KeyIssued
+from schemas.events import AccountOpened, KeyIssued, LimitsChanged
 from schemas.ids import key_hash
 from streams.log.kafka import KafkaLog
 from streams.log.log import BEGINNING
@@ -79,12 +79,12 @@ def test_the_demo_account_is_in_the_log_with_the_hash_of_its_key(deployment: Dep
     try:
         reader = log.reader([Partition("accounts", 0)], BEGINNING)
         records, deadline = reader.poll(5.0), time.monotonic() + 10
-        while len(records) < 2 and time.monotonic() < deadline:
+        while len(records) < 3 and time.monotonic() < deadline:
             records += reader.poll(1.0)
     finally:
         log.close()
     assert not any(b"tlk_secret" in (record.value or b"") for record in records)
     events = [decode(record.value, record.headers).event for record in records]
-    assert [type(event) for event in events] == [AccountOpened, KeyIssued]
+    assert [type(event) for event in events] == [AccountOpened, KeyIssued, LimitsChanged]
     assert isinstance(events[1], KeyIssued)
     assert events[1].key_hash == key_hash("tlk_secret")
