@@ -6,7 +6,7 @@ from api.reading import Patience
 from api.stores import PageLimit
 from schemas.models import DEFAULT_MODELS, Model, parse_models
 from schemas.values import Tier
-from streams.log.process import ProcessSettings
+from streams.log.process import ProcessSettings, database_of
 
 
 class ApiSettings(ProcessSettings):
@@ -59,7 +59,7 @@ class ApiSettings(ProcessSettings):
     @property
     def database(self) -> str:
         """Name of the ClickHouse database."""
-        return self.namespace.replace("-", "_").replace(".", "_")
+        return database_of(self.namespace)
 
     @property
     def patience(self) -> Patience:

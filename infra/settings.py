@@ -9,6 +9,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from streams.log.process import database_of
+
 Engine = Literal["llama_cpp", "scripted", "simulated", "openai_compatible", "tensorrt_llm"]
 
 
@@ -83,4 +85,4 @@ class ProvisionSettings(BaseSettings):
     @property
     def database(self) -> str:
         """Name of the ClickHouse database."""
-        return self.namespace.replace("-", "_").replace(".", "_")
+        return database_of(self.namespace)

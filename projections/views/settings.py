@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from streams.log.process import ProcessSettings
+from streams.log.process import ProcessSettings, database_of
 
 
 class ViewsSettings(ProcessSettings):
@@ -17,4 +17,4 @@ class ViewsSettings(ProcessSettings):
     @property
     def database(self) -> str:
         """The namespace as a database's name."""
-        return self.namespace.replace("-", "_").replace(".", "_")
+        return database_of(self.namespace)

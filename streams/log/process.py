@@ -34,6 +34,11 @@ from streams.log.steps import Fenced, LogError, OffsetExpired, TooManyDead
 FAILED, BAD_SETTINGS, TAKEN_OVER, UNDECIDED = 1, 2, 3, 4
 
 
+def database_of(namespace: str) -> str:
+    """The ClickHouse database of a namespace: a name that needs no quotes."""
+    return namespace.replace("-", "_").replace(".", "_")
+
+
 class ProcessSettings(BaseSettings):
     """Settings that all processes have, from `TURNLOG_…` variables."""
 
