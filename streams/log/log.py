@@ -127,8 +127,12 @@ class Transactions(Protocol):
         states: Sequence[tuple[Partition, StateRecord]],
         offsets: Mapping[Partition, int],
         consumer: Consumer,
+        condition: Callable[[], None],
     ) -> None:
         """All of it or nothing, provided that `consumer` is still a member of its group.
+
+        Args:
+            condition: called before the commit, while the rest is on its way; `NotAppended` from it aborts.
 
         Raises:
             Aborted: nothing was written.

@@ -45,8 +45,10 @@ class TransactionalSettings(msgspec.Struct, frozen=True, kw_only=True):
     offsets_ms: int = 1_000
     """How long offsets wait for a transaction before they are committed without one."""
     restore_s: float = 300.0
-    flush_s: float = 30.0
-    """How long `before` and `after` may take to be acknowledged."""
+    before_s: float = 5.0
+    """How long `before` may take to be acknowledged: less than brokers let a transaction stay open."""
+    after_s: float = 30.0
+    """The same of `after`, when the loop stops."""
     expired: Expired = "stop"
 
 
@@ -124,7 +126,7 @@ class TransactionalLoop:
 
     def stop(self) -> None:
         """End in order: what was committed is also written, and the offsets are committed."""
-        self._after.finish(self._settings.flush_s)
+        self._after.finish(self._settings.after_s)
         self.close()
 
     def close(self) -> None:
@@ -209,7 +211,6 @@ class TransactionalLoop:
             if written:
                 self._commit(written, self._uncommitted | moved)
         except (Aborted, NotAppended) as failure:
-            # NotAppended: of `before`, so the transaction was not begun.
             LOGGER.warning("transaction aborted: %s", failure)
             self.counts.aborted += 1
             back = {partition: before[partition] for partition in moved if partition in self._positions}
@@ -228,8 +229,6 @@ class TransactionalLoop:
         awaited = [output for decision in decisions.values() for output in decision.before]
         for output in awaited:
             self._writer.append(output)
-        if awaited:
-            self._writer.flush(self._settings.flush_s)
         for number in decisions:
             if all(partition.number != number for partition in offsets):
                 partition = Partition(self._topics[0], number)
@@ -243,6 +242,7 @@ class TransactionalLoop:
             ],
             offsets,
             self._consumer,
+            condition=lambda: self._writer.flush(self._settings.before_s) if awaited else None,
         )
         self.counts.transactions += 1
 

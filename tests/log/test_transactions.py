@@ -301,7 +301,7 @@ def test_a_crash_after_the_commit_doubles_nothing() -> None:
     assert_numbered(place, 50)
 
 
-def test_a_failure_of_before_begins_no_transaction() -> None:
+def test_a_failure_of_before_commits_no_transaction() -> None:
     place = InMemory()
     fill(place.log, range(10))
     failures = itertools.count()

@@ -15,7 +15,7 @@ from streams.log.kafka.consumer import KafkaConsumer
 from streams.log.kafka.records import PAUSE_S, Names, asked, report
 from streams.log.kafka.settings import LOGGER, PATIENCE_S, REQUEST_TIMEOUT_S, Settings
 from streams.log.log import Aborted, Consumer
-from streams.log.steps import Fenced, Output, Partition, StateRecord
+from streams.log.steps import Fenced, NotAppended, Output, Partition, StateRecord
 
 _COMMIT_PATIENCE_S = 60.0
 
@@ -43,6 +43,7 @@ class KafkaTransactions:
         states: Sequence[tuple[Partition, StateRecord]],
         offsets: Mapping[Partition, int],
         consumer: Consumer,
+        condition: Callable[[], None],
     ) -> None:
         if not isinstance(consumer, KafkaConsumer):
             raise TypeError("a Kafka transaction takes the offsets of a Kafka consumer")
@@ -56,10 +57,13 @@ class KafkaTransactions:
             self._insist(lambda t: self._producer.send_offsets_to_transaction(places, member, t), PATIENCE_S)
             if self._producer.flush(REQUEST_TIMEOUT_S) or self._undelivered is not None:
                 self._abort(f"records not delivered: {self._undelivered}")
+            condition()
             self._insist(self._producer.commit_transaction, _COMMIT_PATIENCE_S)
             self._ended_s = time.monotonic()
         except BufferError:
             self._abort("the local queue is full")
+        except NotAppended as failure:
+            self._abort(str(failure))
         except KafkaException as failure:
             self._failed(failure.args[0])
 

@@ -119,10 +119,15 @@ class MemoryTransactions:
         states: Sequence[tuple[Partition, StateRecord]],
         offsets: Mapping[Partition, int],
         consumer: Consumer,
+        condition: Callable[[], None],
     ) -> None:
         if not isinstance(consumer, MemoryConsumer):
             raise TypeError("a transaction in memory takes the offsets of a consumer in memory")
         log = self._log
+        try:
+            condition()
+        except NotAppended as failure:
+            raise Aborted(str(failure)) from failure
         with log.changed:
             if log.epoch(self._name) != self._epoch:
                 raise Fenced(f"transactions {self._name} were taken over")
