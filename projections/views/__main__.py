@@ -10,14 +10,14 @@ from projections.views.pace import Pace
 from projections.views.settings import ViewsSettings
 from projections.views.step import Batch, ViewsStep
 from streams.log.kafka.log import KafkaLog
-from streams.log.loop import Loop, LoopSettings, run
+from streams.log.loop import ALWAYS, Loop, LoopSettings, run
 from streams.log.process import Process, main
 
 
 def serve(settings: ViewsSettings, process: Process) -> None:
     """Write the views until the process is to stop."""
     database = Database(settings.clickhouse_url, settings.database)
-    step = ViewsStep(database, Batch(rows=settings.views_batch_rows, wait_ms=settings.views_wait_ms), Pace())
+    step = ViewsStep(database, Batch(rows=settings.views_batch_rows), Pace())
     REGISTRY.register(ViewsMetrics(step))
     log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
 
@@ -31,7 +31,12 @@ def serve(settings: ViewsSettings, process: Process) -> None:
         group="views",
         stop=process.stop,
         replica=settings.replica,
-        settings=LoopSettings(records_max=10_000, expired=settings.offset_expired),
+        settings=LoopSettings(
+            records_max=10_000,
+            gather_s=settings.views_gather_ms / 1000,
+            gather_above=ALWAYS,
+            expired=settings.offset_expired,
+        ),
         on_turn=turned,
     )
     log.close()

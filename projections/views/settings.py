@@ -11,8 +11,8 @@ class ViewsSettings(ProcessSettings):
     clickhouse_url: str = Field(default="http://127.0.0.1:8123", min_length=1)
     views_batch_rows: int = Field(default=10_000, ge=1, le=100_000)
     """Rows that are inserted without waiting for their time."""
-    views_wait_ms: int = Field(default=500, ge=0, le=10_000)
-    """How long the first row waits for company."""
+    views_gather_ms: float = Field(default=500, ge=0, le=10_000)
+    """Records are waited for so long after the first: rows come together, and out of the way of a first token."""
 
     @property
     def database(self) -> str:

@@ -43,9 +43,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 16_777_216
     waiting_rows_max: int = 50_000
     waiting_bytes_max: int = 67_108_864
-    wait_ms: int = 0
-    """How long the first row waits for company. An insert just when a message arrives takes the processors from the way
-    of its first token."""
 
 
 class Counts(msgspec.Struct):
@@ -78,8 +75,6 @@ class ViewsStep:
         self._waiting: dict[Partition, _Waiting] = {}
         self._erasure = Erasure(database)
         self._not_before_ms = 0
-        self._first_ms: int | None = None
-        """When the first of the waiting rows was seen."""
         self._failures = 0
         self.trouble = ""
         """Why nothing can be written at the moment; empty when all is well."""
@@ -114,10 +109,7 @@ class ViewsStep:
         self._pace = self._pace.passed(now_ms)
         count, size = self._held()
         full = count >= self._batch.rows or size >= self._batch.bytes
-        waits = bool(count or self._untold())
-        self._first_ms = (now_ms if self._first_ms is None else self._first_ms) if waits else None
-        waited = self._first_ms is not None and not 0 <= now_ms - self._first_ms < self._batch.wait_ms
-        if full or (waited and self._pace.allows):
+        if full or ((count or self._untold()) and self._pace.allows):
             self._flush(now_ms)
         elif not count:
             for waiting in self._waiting.values():
@@ -168,7 +160,6 @@ class ViewsStep:
         self.trouble = ""
         self._failures = 0
         self._pace = self._pace.spent()
-        self._first_ms = None
         for waiting in self._waiting.values():
             waiting.durable = waiting.told = waiting.taken
             waiting.rows, waiting.bytes = [], 0

@@ -20,6 +20,9 @@ from streams.log.deadletters import Intake
 from streams.log.log import Assignment, Consumer, Expired, Log
 from streams.log.steps import Arrived, Busy, LogError, NotAppended, Partition, Rewind, Step
 
+ALWAYS = -1
+"""`gather_above` of a loop that gathers without load, too."""
+
 
 class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a loop goes. Times are in the unit of their names."""
