@@ -5,7 +5,7 @@ Rules:
 1. What the buffer holds is served from the buffer, at any cursor.
 2. A valid id was issued with an accepted message, so a stream that no store knows yet is waited for.
 3. At or behind the end: 204, which makes a browser's EventSource stop. Beyond it, or where only the stored reply is
-   left and the cursor is in its middle: 410 with the message's URL.
+   left and the cursor is in its middle, or the reply outgrew the buffer: 410 with the message's URL.
 4. While Redis is away, a stored reply is served from ClickHouse and everything else waits.
 """
 
@@ -100,11 +100,9 @@ class Streams:
             first = b"".join(page.frames)
             reader.given(first, cursor + len(page.frames))
             return self.stream(reader, first, headers)
+        if page is not None and (page.cut or page.ended):
+            return _at_the_end(page, reply, cursor)
         if page is not None and page.newest > 0:
-            if page.ended and cursor == page.newest:
-                return Response(status_code=204)
-            if page.ended:
-                raise gone(f"The stream ended at offset {page.newest}.", f"/v1/messages/{reply.id}")
             return self.stream(reader, headers=headers)
         stored = await self._stored(caller, reply)
         if stored is None:
@@ -141,3 +139,12 @@ class Streams:
             log.warning("stream without the views", reason=down.reason)
             return None
         return stored
+
+
+def _at_the_end(page: Page, reply: Parsed, cursor: int) -> Response:
+    if page.cut:
+        why = f"The stream has no more than {page.newest} events of this reply; the message will have all of it."
+        raise gone(why, f"/v1/messages/{reply.id}")
+    if cursor > page.newest:
+        raise gone(f"The stream ended at offset {page.newest}.", f"/v1/messages/{reply.id}")
+    return Response(status_code=204)

@@ -110,6 +110,7 @@ class MemoryHot:
             frames=tuple(found),
             newest=len(held),
             ended=bool(held) and END_MARK in held[-1],
+            cut=self._heads.get(reply_id, {}).get("status") == "cut",
             deleted=conversation_id in self._deleted,
         )
 

@@ -182,7 +182,9 @@ class Reader:
             self.given(frames, self.cursor + len(page.frames))
             self._again = self.cursor < page.newest
             return frames
-        if page.newest == 0 and self._beat_due:
+        if page.cut:
+            self._finished = True  # the client's next request is told so (410)
+        elif page.newest == 0 and self._beat_due:
             return await self._from_stored()
         return b""
 

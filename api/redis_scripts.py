@@ -1,8 +1,8 @@
 """What the API computes inside Redis."""
 
 READ = """
--- A page of a reply's frames, bounded in number and (to about twice) in bytes. KEYS[1]: the list.
--- ARGV: offset after which, frames at most, bytes at most. Returns {newest offset, newest frame, frames}.
+-- A page of a reply's frames, bounded in number and (to about twice) in bytes. KEYS: frames, head.
+-- ARGV: offset after which, frames at most, bytes at most. Returns {newest offset, newest frame, frames, status}.
 local newest = redis.call('LLEN', KEYS[1])
 local after, frames_max, bytes_max = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local frames, bytes, step = {}, 0, 2
@@ -15,7 +15,7 @@ while after < newest and #frames < frames_max and bytes < bytes_max do
   after = after + #part
   step = math.min(step * 2, 128)
 end
-return {newest, redis.call('LINDEX', KEYS[1], -1), frames}
+return {newest, redis.call('LINDEX', KEYS[1], -1), frames, redis.call('HGET', KEYS[2], 'status')}
 """
 
 TAKE = """

@@ -137,12 +137,14 @@ class RedisStore:
     async def page(self, reply_id: str, conversation_id: str, after: int, limit: PageLimit) -> Page:
         pipe = self._redis.pipeline(transaction=False)
         pipe.exists(self._key("deleted", conversation_id))
-        pipe.eval(READ, 1, self._stream(reply_id, "frames"), after, limit.frames, limit.bytes)
-        deleted, (newest, last, frames) = await self._execute(pipe)
+        keys = self._stream(reply_id, "frames"), self._stream(reply_id, "head")
+        pipe.eval(READ, len(keys), *keys, after, limit.frames, limit.bytes)
+        deleted, (newest, last, frames, status) = await self._execute(pipe)
         return Page(
             frames=tuple(frames),
             newest=newest,
             ended=last is not None and END_MARK in last,
+            cut=status == b"cut",
             deleted=bool(deleted),
         )
 

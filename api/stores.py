@@ -37,6 +37,8 @@ class Page(msgspec.Struct, frozen=True):
     """How many the buffer has (its newest offset); 0 when it has nothing of this reply."""
     ended: bool
     """The newest one is `ended`."""
+    cut: bool
+    """The reply outgrew the buffer: there will be no more frames, though the reply goes on."""
     deleted: bool
     """The conversation was deleted."""
 

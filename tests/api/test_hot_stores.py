@@ -36,6 +36,8 @@ class Hot:
     store: HotStore
     live: LiveFrames
     publish: Publish
+    cut: Callable[[str], Awaitable[object]]
+    """Close a reply's buffer before its end."""
 
 
 @pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.servers)])
@@ -46,7 +48,10 @@ async def hot(request: pytest.FixtureRequest) -> AsyncIterator[Hot]:
         async def publish(reply_id: str, first: int, frames: bytes) -> None:
             memory.publish(reply_id, first, frames, {"model": "m"})
 
-        yield Hot(memory, memory, publish)
+        async def cut_in_memory(reply_id: str) -> None:
+            memory.publish(reply_id, 1, b"", {"status": "cut"})
+
+        yield Hot(memory, memory, publish, cut_in_memory)
         return
     servers: Servers = request.getfixturevalue("servers")
     namespace = f"test-{uuid.uuid4().hex[:12]}"
@@ -64,7 +69,10 @@ async def hot(request: pytest.FixtureRequest) -> AsyncIterator[Hot]:
         payload = b"%d-%d\n%s" % (first, first + len(pieces) - 1, frames)
         await client.execute_command("SPUBLISH", f"{namespace}:{{{reply_id}}}:live", payload)
 
-    yield Hot(store, live, write)
+    async def cut(reply_id: str) -> None:
+        await client.hset(f"{namespace}:{{{reply_id}}}:head", "status", "cut")
+
+    yield Hot(store, live, write, cut)
     keeper.cancel()
     await store.close()
     await client.aclose()
@@ -145,6 +153,9 @@ async def test_pages_of_the_buffer(hot: Hot) -> None:
     assert few.newest == 10
     live, nothing = await hot.store.live(("rep", "other"))
     assert (live.head["model"], list(live.frames)) == ("m", [*FRAMES, END])
+    assert not few.cut
+    await hot.cut("rep")
+    assert (await hot.store.page("rep", "conv", 9, FIVE)).cut
     assert (dict(nothing.head), nothing.frames) == ({}, ())
 
 

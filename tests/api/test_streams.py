@@ -58,6 +58,30 @@ async def test_at_the_end_there_is_nothing_and_beyond_it_is_gone(world: World, a
     assert (beyond.status, beyond.json["message_url"]) == (410, f"/v1/messages/{reply_id}")
 
 
+async def test_of_a_reply_that_outgrew_the_buffer_what_is_there_is_served_and_the_rest_is_gone(
+    world: World,
+) -> None:
+    api = world.process(patience(heartbeat_s=0.02))
+    keeper = asyncio.ensure_future(api.open_streams.keep())
+    sent = await api.send()
+    reply_id = world.queue(sent)
+    world.start(reply_id)
+    world.say(reply_id, "a", "b")
+    follower = asyncio.ensure_future(api.follow(reply_id))
+    await eventually("it follows", lambda: api.metrics.streams_open._value.get() == 1)
+    world.hot.publish(reply_id, 4, b"", {"status": "cut"})
+    assert [parse_frame(each)[0] for each in await follower] == [1, 2, 3]
+    path = f"/v1/messages/{reply_id}/events"
+    gone = await api.call("GET", f"{path}?after=3")
+    assert (gone.status, gone.json["code"], gone.json["message_url"]) == (
+        410,
+        "cursor_gone",
+        f"/v1/messages/{reply_id}",
+    )
+    assert [parse_frame(each)[0] for each in await api.follow(reply_id, 2)] == [3]
+    keeper.cancel()
+
+
 async def test_the_header_wins_over_the_query(world: World, api: Process) -> None:
     reply_id = world.whole(await api.send(), "a", "b")
     call = api.begin("GET", f"/v1/messages/{reply_id}/events?after=0", headers={"Last-Event-ID": "3"})

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -34,7 +35,7 @@ class Turned(Protocol):
     def turn(self, now_ms: int, wait_s: float | None = None) -> int: ...
 
 
-class Place:
+class Place(ABC):
     """A log with the topics of `COUNTS`."""
 
     log: Log
@@ -63,14 +64,17 @@ class Place:
                 loop.turn(time.time_ns() // 1_000_000, 0.02)
             assert time.monotonic() < deadline, "the condition did not come about in time"
 
+    @abstractmethod
     def committed(self, group: str) -> dict[Partition, int]:
-        raise NotImplementedError
+        """What a group has committed."""
 
+    @abstractmethod
     def cut(self, partition: Partition, before: int) -> None:
-        raise NotImplementedError
+        """Delete the records of a partition before an offset."""
 
+    @abstractmethod
     def remove(self) -> None:
-        raise NotImplementedError
+        """Take the topics away."""
 
 
 class InMemory(Place):
