@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HEALTHY_LIFE_S = 3.0
+UNDISTURBED_LIFE_S = 60.0
+"""The same for a part that ended because another one of its name took over: two that share a name (a worker's ordinal
+in two deployments) would otherwise take over from each other without end."""
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 15.0
 QUICK_DEATHS_BEFORE_GIVING_UP = 4
@@ -32,9 +35,11 @@ class Decision:
     hopeless: bool
 
 
-def after_death(restarts: Restarts, *, lived_s: float, was_ready: bool, was_ever_ready: bool) -> Decision:
+def after_death(
+    restarts: Restarts, *, lived_s: float, was_ready: bool, was_ever_ready: bool, taken_over: bool = False
+) -> Decision:
     """What to do about a part that died: it lived ``lived_s`` seconds, and ``was_ready`` in this life or not."""
-    healthy = was_ready and lived_s >= HEALTHY_LIFE_S
+    healthy = was_ready and lived_s >= (UNDISTURBED_LIFE_S if taken_over else HEALTHY_LIFE_S)
     quick = 0 if healthy else restarts.quick_deaths + 1
     return Decision(
         restarts=Restarts(quick_deaths=quick, total=restarts.total + 1),

@@ -26,6 +26,7 @@ from infra.guard import Guard
 from infra.parts import Health, Part, PartReport, Stage, State
 from infra.probes import read_status
 from infra.restarts import Restarts, after_death
+from streams.log.process import TAKEN_OVER
 
 PROBE_WHILE_STARTING_S = 0.05
 PROBE_WHEN_READY_S = 1.0
@@ -148,6 +149,7 @@ class Supervisor:
                 lived_s=time.monotonic() - born,
                 was_ready=running.was_ready,
                 was_ever_ready=running.was_ever_ready,
+                taken_over=code == TAKEN_OVER,
             )
             running.restarts = decision.restarts
             if decision.hopeless:

@@ -50,3 +50,14 @@ def test_a_part_that_never_became_ready_is_given_up_after_some_quick_deaths() ->
         verdicts.append(decision.hopeless)
         restarts = decision.restarts
     assert verdicts == [False] * (QUICK_DEATHS_BEFORE_GIVING_UP - 1) + [True]
+
+
+def test_two_that_take_over_from_each_other_do_so_less_and_less_often() -> None:
+    restarts, delays = Restarts(), []
+    for _ in range(6):
+        decision = after_death(restarts, lived_s=10, was_ready=True, was_ever_ready=True, taken_over=True)
+        restarts = decision.restarts
+        delays.append(decision.delay_s)
+    assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
+    once = after_death(restarts, lived_s=60, was_ready=True, was_ever_ready=True, taken_over=True)
+    assert once.delay_s == 0.0
