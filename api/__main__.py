@@ -86,6 +86,7 @@ async def serve(settings: ApiSettings, process: Process) -> None:
             open_streams=open_streams,
             patience=settings.patience,
             now_s=asyncio.get_running_loop().time,
+            now_ms=now_ms,
         ),
         feeds=FeedAnswers(
             conversations=conversations, feeds=Feeds(views), open_streams=open_streams, patience=settings.patience

@@ -58,7 +58,8 @@ async def _http(request: Request, error: Any) -> Response:
     if status == 404:
         detail = "There is nothing at this address."
     elif status == 405:
-        detail = f"{request.method} is not possible here."
+        allowed = (error.headers or {}).get("Allow", "")
+        detail = f"{request.method} is not possible here{f'; {allowed} is' if allowed else ''}."
     code = {404: "no_such_address", 405: "method_not_allowed", 400: "invalid_request"}.get(status, f"http_{status}")
     title = {404: "Not found", 405: "Method not allowed", 400: "Bad request"}.get(status, detail)
     return Problem(status, code, title, detail, headers=error.headers).response()

@@ -138,7 +138,7 @@ def parsed(cls: type[B], raw: bytes) -> B:
     try:
         return cls.model_validate_json(raw)
     except ValidationError as error:
-        raise bad_request([_told(detail) for detail in error.errors(include_url=False)]) from None
+        raise bad_request([_told(detail, cls) for detail in error.errors(include_url=False)]) from None
 
 
 async def read(request: Request, cls: type[B], *, may_be_empty: bool = False) -> B:
@@ -171,7 +171,6 @@ async def _raw(request: Request) -> bytes:
 
 _REASONS = {
     "missing": "is required",
-    "extra_forbidden": "is not known",
     "json_invalid": "is not valid JSON",
     "model_type": "must be a JSON object",
     "string_type": "must be a text",
@@ -182,11 +181,13 @@ _REASONS = {
 }
 
 
-def _told(detail: Any) -> tuple[str, str]:
+def _told(detail: Any, cls: type[Body]) -> tuple[str, str]:
     kind = detail["type"]
     field = ".".join(str(part) for part in detail["loc"]) or "body"
     if kind == "json_invalid":
         return field, f"is not valid JSON: {detail['ctx']['error']}"
+    if kind == "extra_forbidden":
+        return field, f"is not known; known are {', '.join(sorted(cls.model_fields))}"
     if kind == "value_error":
         return field, str(detail["ctx"]["error"])
     return field, _REASONS.get(kind) or _lower_first(str(detail["msg"]))

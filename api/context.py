@@ -82,6 +82,14 @@ async def _trail(request: Request) -> Trail:
     return trail(request)
 
 
+def _check_query(request: Request) -> None:
+    known = {field.alias for field in request.scope["route"].dependant.query_params}
+    unknown = sorted(set(request.query_params) - known)
+    if unknown:
+        told = f"is not known here; known {'is' if len(known) == 1 else 'are'} {', '.join(sorted(known)) or 'none'}"
+        raise bad_request([(name, told) for name in unknown])
+
+
 async def _caller(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 ) -> Caller:
@@ -94,6 +102,7 @@ async def _caller(
             raise unavailable("accounts", "The accounts are still being read from the log (Kafka).", 1.0)
         raise unauthorised()
     structlog.contextvars.bind_contextvars(account_id=caller.account_id)
+    _check_query(request)
     return caller
 
 

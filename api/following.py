@@ -20,12 +20,14 @@ from api.reading import Patience, Reader
 from api.replay import Unserved, stored_frames
 from api.sse import EventStream, OpenStreams
 from api.stores import HotStore, LiveFrames, Page, StoreDown, Views
-from schemas.events import ConversationDeleted, ReplyStored
+from schemas.events import ConversationDeleted, Event, MessageSubmitted, RegenerationRequested, ReplyStored
 from schemas.ids import Parsed
 
 log = structlog.get_logger()
 
 CURSOR_DIGITS_MAX = 18
+JUST_SENT_MS = 10_000
+"""For so long after its send a reply without events is waited for, without a look at the stored ones."""
 
 
 def events_url(reply_id: str) -> str:
@@ -58,6 +60,7 @@ class Streams:
         open_streams: OpenStreams,
         patience: Patience,
         now_s: Callable[[], float],
+        now_ms: Callable[[], int],
     ) -> None:
         self._hot = hot
         self._live = live
@@ -65,6 +68,7 @@ class Streams:
         self._open = open_streams
         self._patience = patience
         self._now_s = now_s
+        self._now_ms = now_ms
 
     def reader(self, caller: Caller, reply: Parsed, cursor: int) -> Reader:
         """A reader of the stream. Raises `Problem` 503 when this process has too many."""
@@ -125,7 +129,7 @@ class Streams:
         """The stored reply, unless it was sent just now. Raises `Problem` 404 for a deleted conversation."""
         try:
             recent = await self._hot.recent(reply.conversation_id)
-            if any(reply.id in (getattr(e, "reply_id", ""), getattr(e, "message_id", "")) for _, e in recent.events):
+            if any(self._just_sent(event, reply.id) for _, event in recent.events):
                 return None
         except StoreDown as down:
             log.warning("stream without what is recent", reason=down.reason)
@@ -139,6 +143,11 @@ class Streams:
             log.warning("stream without the views", reason=down.reason)
             return None
         return stored
+
+    def _just_sent(self, event: Event, reply_id: str) -> bool:
+        if not isinstance(event, MessageSubmitted | RegenerationRequested) or event.reply_id != reply_id:
+            return False
+        return self._now_ms() - event.submitted_at_ms < JUST_SENT_MS
 
 
 def _at_the_end(page: Page, reply: Parsed, cursor: int) -> Response:

@@ -106,7 +106,7 @@ def not_found(what: str) -> Problem:
 
 def conflict() -> Problem:
     """409: the client message id was used for another request."""
-    detail = "This client_message_id was used before, with another body."
+    detail = "This client_message_id was used before, with another body. Send the same body again, or use a new id."
     return Problem(409, "client_message_id_conflict", "Conflict", detail, headers=DO_NOT_RETRY)
 
 

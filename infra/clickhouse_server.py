@@ -50,7 +50,10 @@ class ClickHouseServer:
 
 CONFIGURATION = """\
 <clickhouse>
-    <logger><level>warning</level><console_log_level>warning</console_log_level><console>1</console></logger>
+    <logger>
+        <level>warning</level><console_log_level>warning</console_log_level><console>1</console>
+        <levels><logger><name>BackgroundSchedulePool/BgSchPool</name><level>error</level></logger></levels>
+    </logger>
     <path>{folder}/</path>
     <listen_host>{host}</listen_host>
     <http_port>{http_port}</http_port>

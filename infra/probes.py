@@ -91,7 +91,7 @@ async def _ask(host: str, port: int, request: bytes, *, until: bytes | None, tls
         async with asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls or None)
             writer.write(request)
-            return await (reader.readuntil(until) if until else reader.read(65536))
+            return await (reader.readuntil(until) if until else reader.read())
     except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         return b""
     finally:

@@ -81,7 +81,7 @@ async def records(
     )
 
 
-@router.get("/limits", summary="Limits", response_model=LimitsView, responses=problems(401))
+@router.get("/limits", summary="Limits", response_model=LimitsView, responses=problems(400, 401))
 async def limits(the: TheService, caller: TheCaller) -> Response:
     """The caller's buckets. `requests`: sends and regenerations."""
     rate = rate_of(caller, the.tier_limits)
@@ -101,7 +101,7 @@ async def limits(the: TheService, caller: TheCaller) -> Response:
     return answer(LimitsView(data=[bucket]))
 
 
-@router.get("/models", summary="Models", response_model=ModelsView, responses=problems(401))
+@router.get("/models", summary="Models", response_model=ModelsView, responses=problems(400, 401))
 async def models(the: TheService, caller: TheCaller) -> Response:  # noqa: ARG001 - a key is needed to see them
     """What the caller may use; `auto` is the first one."""
     return answer(ModelsView(data=[_model(model) for model in the.models]))

@@ -32,7 +32,7 @@ async def listing(the: TheService, caller: TheCaller, limit: Limit = PAGE_DEFAUL
     "/{conversation_id}",
     summary="Read a conversation",
     response_model=ConversationView,
-    responses=problems(401, 404, 503),
+    responses=problems(400, 401, 404, 503),
 )
 async def get(conversation_id: str, the: TheService, caller: TheCaller) -> Response:
     """Its title, its times and its current branch."""
@@ -62,7 +62,7 @@ async def change(
     status_code=204,
     summary="Delete a conversation",
     response_class=Response,
-    responses=problems(401, 404, 503),
+    responses=problems(400, 401, 404, 503),
 )
 async def delete(conversation_id: str, the: TheService, caller: TheCaller, trail: TheTrail) -> Response:
     """Gone for every reader when this is answered; its replies that run are cancelled."""

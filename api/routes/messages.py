@@ -52,7 +52,7 @@ async def send(
     "/{message_id}",
     summary="Read a message",
     response_model=MessageView,
-    responses=problems(401, 404, 503),
+    responses=problems(400, 401, 404, 503),
 )
 async def get(message_id: str, the: TheService, caller: TheCaller) -> Response:
     """The message as it is now; of a reply that runs, the text so far and the offset that it stands for."""

@@ -247,3 +247,17 @@ async def test_no_call_that_follows_or_breaks_the_document_breaks_the_service(wo
         assert answer.status < 500, (request, answer.body)
         documented = schema[case.operation.path][case.method.upper()].definition.raw["responses"]
         assert str(answer.status) in documented or answer.status in (404, 405), (request, answer.body)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/messages/{reply}/events?afer=3", "afer: is not known here; known is after"),
+        ("/v1/conversations?page=2&limit=3", "page: is not known here; known are cursor, limit"),
+        ("/v1/messages/{reply}?x=", "x: is not known here; known are none"),
+    ],
+)
+async def test_an_unknown_query_parameter_is_refused_by_name(world: World, api: Process, path: str, told: str) -> None:
+    reply_id = world.whole(await api.send(), "a")
+    answer = await api.call("GET", path.format(reply=reply_id))
+    assert (answer.status, answer.json["detail"]) == (400, told)

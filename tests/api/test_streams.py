@@ -170,6 +170,18 @@ async def test_after_expiry_the_stored_reply_is_served_and_a_cursor_inside_it_is
         assert (gone.status, gone.json["code"]) == (410, "cursor_gone")
 
 
+async def test_after_expiry_the_answer_comes_at_once_also_while_the_conversation_is_hot(
+    world: World, api: Process
+) -> None:
+    reply_id = world.whole(await api.send(), *WORDS)
+    world.store(reply_id)
+    world.project()
+    world.hot.expire(reply_id)
+    world.time_ms += 11_000
+    assert (await api.call("GET", f"/v1/messages/{reply_id}/events?after=3")).status == 410
+    assert [parse_frame(each)[0] for each in await api.follow(reply_id)] == [1, 41, 42]
+
+
 async def test_a_reset_is_seen_once_and_the_text_is_that_of_the_second_attempt(world: World, api: Process) -> None:
     sent = await api.send()
     reply_id = world.queue(sent)

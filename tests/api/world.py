@@ -147,6 +147,7 @@ class Process:
                 open_streams=self.open_streams,
                 patience=patience,
                 now_s=time.monotonic,
+                now_ms=world.now_ms,
             ),
             feeds=FeedAnswers(
                 conversations=conversations, feeds=self.feeds, open_streams=self.open_streams, patience=patience
