@@ -24,7 +24,9 @@ class ApiSettings(ProcessSettings):
     """Several processes may share one: the kernel spreads connections (SO_REUSEPORT)."""
 
     requests_per_minute_free: int = Field(default=60, ge=1, le=60_000_000)
+    """Accepted sends and regenerations of an account of this tier, unless it has limits of its own."""
     requests_per_minute_paid: int = Field(default=60_000, ge=1, le=60_000_000)
+    """The same of the other tier."""
 
     append_timeout_s: float = Field(default=10.0, gt=0)
     """How long a send waits for Kafka before it is answered with 503."""

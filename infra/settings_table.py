@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
@@ -46,6 +47,9 @@ SECTIONS: tuple[tuple[str, str, type[BaseSettings]], ...] = (
 )
 
 
+_BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+
+
 def document() -> str:
     """The page."""
     return "\n".join([HEAD, *(_section(*section) for section in SECTIONS)])
@@ -53,7 +57,7 @@ def document() -> str:
 
 def _section(title: str, command: str, cls: type[BaseSettings]) -> str:
     lead = f"{command}\n\n" if command else ""
-    return f"## {title}\n\n{lead}| variable | default | |\n|---|---|---|\n" + "".join(_rows(cls))
+    return f"## {title}\n\n{lead}| variable | default | allowed | |\n|---|---|---|---|\n" + "".join(_rows(cls))
 
 
 def _rows(cls: type[BaseSettings]) -> Iterator[str]:
@@ -62,8 +66,8 @@ def _rows(cls: type[BaseSettings]) -> Iterator[str]:
     for name, field in cls.model_fields.items():
         if name in above and name not in cls.__annotations__:
             continue
-        text = said.get(name) or field.description or ""
-        yield f"| `TURNLOG_{name.upper()}` | {_default(field)} | {text.replace('|', chr(92) + '|')} |\n"
+        text = (said.get(name) or field.description or "").replace("|", "\\|")
+        yield f"| `TURNLOG_{name.upper()}` | {_default(field)} | {_allowed(field)} | {text} |\n"
 
 
 def _default(field: FieldInfo) -> str:
@@ -77,6 +81,17 @@ def _default(field: FieldInfo) -> str:
     if isinstance(default, tuple):
         return "the local model"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def _allowed(field: FieldInfo) -> str:
+    kinds = (field.annotation, *get_args(field.annotation))
+    choices = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    if choices:
+        return ", ".join(f"`{choice}`" for choice in choices)
+    bounds = [
+        f"{sign} {getattr(one, name):,}" for one in field.metadata for name, sign in _BOUNDS if hasattr(one, name)
+    ]
+    return ", ".join(bounds)
 
 
 def main(arguments: list[str] | None = None) -> int:
