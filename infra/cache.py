@@ -98,6 +98,8 @@ def explain_os_error(failure: OSError, folder: Path, setting: str) -> str:
         return f"The disk is full at {folder}; make room or set {setting} to a folder on another disk."
     if failure.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         return f"{folder} cannot be written ({failure.strerror}); change its owner or set {setting} to another folder."
+    if folder.is_file():
+        return f"{folder} is a file, not a folder; set {setting} to a folder."
     return f"{folder} cannot be used ({failure.strerror or failure}); set {setting} to another folder."
 
 

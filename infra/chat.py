@@ -10,6 +10,7 @@ import json
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +19,9 @@ import httpx
 from infra.errors import StackError
 from infra.event_stream import StreamEvent, events
 
-TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+TIMEOUT = httpx.Timeout(60.0, connect=2.0)
 PAUSE_S = 0.5
+TOLD_AFTER_S = 2.0
 PATIENCE_S = 60.0
 GREETING = (
     "Write a message and press Enter. Ctrl-C cancels a reply, /regenerate asks for another one,\n"
@@ -28,9 +30,36 @@ GREETING = (
 )
 
 
+class Waiting:
+    """How long the API has said nothing: tells once that it is tried again, and when it is enough."""
+
+    def __init__(
+        self, now_s: Callable[[], float] = time.monotonic, pause_for: Callable[[float], object] = time.sleep
+    ) -> None:
+        self._now_s = now_s
+        self._pause_for = pause_for
+        self.heard()
+
+    def heard(self) -> None:
+        """It said something."""
+        self._heard_s = self._now_s()
+        self._told = False
+
+    def failed(self, said: str) -> None:
+        """A try failed: wait a moment. Raises StackError after a minute of them."""
+        silent_s = self._now_s() - self._heard_s
+        if silent_s > PATIENCE_S:
+            raise StackError(f"{said}; given up after {PATIENCE_S:.0f} s.")
+        if silent_s > TOLD_AFTER_S and not self._told:
+            self._told = True
+            sys.stderr.write(f"[{said}; trying again for a minute, Ctrl-C gives up]\n")
+            sys.stderr.flush()
+        self._pause_for(PAUSE_S)
+
+
 @dataclass
 class Chat:
-    """One conversation with one API. ``reply_id`` is the newest reply."""
+    """One conversation with one API. ``reply_id`` is the newest reply; ``waiting`` makes what waits for the API."""
 
     url: str
     key: str
@@ -38,6 +67,7 @@ class Chat:
     conversation_id: str | None = None
     reply_id: str | None = None
     transport: httpx.BaseTransport | None = None
+    waiting: Callable[[], Waiting] = Waiting
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,43 +99,44 @@ class Chat:
     def follow(self, reply_id: str, reader: Reader) -> None:
         """Read a reply to its end, resuming after every break. Raises StackError after a minute without a word."""
         path = f"/v1/messages/{reply_id}/events"
-        heard_at = time.monotonic()
+        waiting = self.waiting()
         while not reader.ended:
             try:
                 with self.client.stream("GET", path, headers={"Last-Event-ID": str(reader.offset)}) as answer:
                     if answer.status_code >= 500:
-                        raise httpx.RemoteProtocolError("the service is not able now")
+                        answer.read()
+                        raise httpx.RemoteProtocolError(problem(answer))
                     if answer.status_code != 200:
                         answer.read()
                         raise StackError(problem(answer))
                     for event in events(answer.iter_lines()):
-                        heard_at = time.monotonic()
+                        waiting.heard()
                         reader.take(event)
+                if not reader.ended:
+                    time.sleep(PAUSE_S)
             except httpx.TransportError as failure:
-                if time.monotonic() - heard_at > PATIENCE_S:
-                    raise StackError(f"{self.url} has said nothing for {PATIENCE_S:.0f} s ({failure}).") from failure
-            if not reader.ended:
-                time.sleep(PAUSE_S)
+                waiting.failed(self._unanswered(failure))
 
     def _accepted(self, answer: dict[str, Any]) -> str:
         self.conversation_id = answer["conversation_id"]
         self.reply_id = str(answer["reply"]["id"])
         return self.reply_id
 
+    def _unanswered(self, failure: httpx.TransportError) -> str:
+        return f"{self.url} does not answer ({str(failure).rstrip('.') or type(failure).__name__})"
+
     def _call(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """A call, repeated while the service is not able; raises StackError with the API's own sentence."""
-        deadline = time.monotonic() + PATIENCE_S
+        waiting = self.waiting()
         while True:
             try:
                 answer = self.client.request(method, path, json=body)
                 if answer.status_code < 500:
                     break
-                said = problem(answer)
+                said = problem(answer).rstrip(".")
             except httpx.TransportError as failure:
-                said = f"{self.url} does not answer ({failure})."
-            if time.monotonic() > deadline:
-                raise StackError(said)
-            time.sleep(PAUSE_S)
+                said = self._unanswered(failure)
+            waiting.failed(said)
         if answer.is_error:
             raise StackError(problem(answer))
         return dict(answer.json())
@@ -158,7 +189,10 @@ def problem(answer: httpx.Response) -> str:
 
 
 def converse(chat: Chat, *, as_json: bool) -> None:
-    """Read lines from the terminal and answer them until /quit or the end of the input."""
+    """Read lines and answer them until /quit or the end of the input.
+
+    A refusal is shown at a terminal; in a script, where nobody would see it, it raises StackError.
+    """
     if not as_json:
         write(GREETING + "\n")
     while True:
@@ -175,7 +209,11 @@ def converse(chat: Chat, *, as_json: bool) -> None:
             try:
                 _answer(chat, line, as_json=as_json)
             except StackError as failure:
+                if not sys.stdin.isatty():
+                    raise
                 write(f"[{failure}]\n")
+            except KeyboardInterrupt:
+                write("\n")
 
 
 def _answer(chat: Chat, line: str, *, as_json: bool) -> None:

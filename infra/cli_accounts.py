@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ import typer
 
 from infra.cli_options import AsJson, Data, settings_from
 from infra.errors import StackError
+from infra.known_accounts import KnownAccounts, read_accounts
 from infra.settings import StackSettings
 from schemas.events import Event
 from schemas.values import Tier
@@ -41,8 +43,10 @@ def create_account(name: Name, tier: TierName = "free", data: Data = None, as_js
     from infra.data_folder import key_id, new_key
 
     account_id, chosen = _account_id(name), _tier(tier)
+    broker = _broker(data)
+    broker.known().refuse_existing(account_id)
     key, now_ms = new_key(), _now_ms()
-    _append(data, [open_account(account_id, name, chosen, now_ms), issue_key(account_id, key, now_ms)])
+    broker.append([open_account(account_id, name, chosen, now_ms), issue_key(account_id, key, now_ms)])
     _show({"account_id": account_id, "tier": chosen, "key_id": key_id(key), "api_key": key}, as_json=as_json)
 
 
@@ -53,7 +57,9 @@ def create_key(account: AccountId, data: Data = None, as_json: AsJson = False) -
     from infra.data_folder import key_id, new_key
 
     account_id, key = _account_id(account), new_key()
-    _append(data, [issue_key(account_id, key, _now_ms())])
+    broker = _broker(data)
+    broker.known().refuse_unknown(account_id)
+    broker.append([issue_key(account_id, key, _now_ms())])
     _show({"account_id": account_id, "key_id": key_id(key), "api_key": key}, as_json=as_json)
 
 
@@ -63,25 +69,48 @@ def revoke(account: AccountId, key: KeyId, data: Data = None, as_json: AsJson = 
     from infra.accounts import revoke_key
 
     account_id = _account_id(account)
-    _append(data, [revoke_key(account_id, key, _now_ms())])
+    broker = _broker(data)
+    broker.known().refuse_unknown_key(account_id, key)
+    broker.append([revoke_key(account_id, key, _now_ms())])
     _show({"account_id": account_id, "key_id": key, "revoked": True}, as_json=as_json)
 
 
-def _append(data: Path | None, events: Sequence[Event]) -> None:
-    """To the broker named by the environment, else to the one of the stack that runs on the data folder."""
+@dataclass(frozen=True)
+class _Broker:
+    """Where the accounts are."""
+
+    bootstrap: str
+    namespace: str
+
+    def known(self) -> KnownAccounts:
+        """The accounts now."""
+        return read_accounts(self.bootstrap, self.namespace)
+
+    def append(self, events: Sequence[Event]) -> None:
+        """Add to them; durable when it returns."""
+        from infra.log_append import append
+
+        append(self.bootstrap, self.namespace, events)
+
+
+def _broker(data: Path | None) -> _Broker:
+    """The broker named by the environment, else the one of the stack that runs on the data folder."""
     from infra.data_folder import DataFolder
-    from infra.log_append import append
     from infra.stack import read_snapshot
 
     settings = settings_from(StackSettings, {"data": data})
     bootstrap = settings.kafka_bootstrap
     if bootstrap is None:
-        snapshot = read_snapshot(DataFolder(settings.data.absolute()).snapshot)
+        folder = DataFolder(settings.data.absolute())
+        snapshot = read_snapshot(folder.snapshot)
         parts = snapshot["parts"] if snapshot else []
         bootstrap = next((part["address"] for part in parts if part["name"] == "kafka"), None)
-    if bootstrap is None:
-        raise StackError("No Kafka is known: start `turnlog up`, or set TURNLOG_KAFKA_BOOTSTRAP.")
-    append(bootstrap, settings.namespace, events)
+        if bootstrap is None:
+            raise StackError(
+                f"No stack runs on {folder.path}: start `turnlog up`, name another folder with --data, or set "
+                "TURNLOG_KAFKA_BOOTSTRAP."
+            )
+    return _Broker(bootstrap, settings.namespace)
 
 
 def _account_id(name: str) -> str:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
+from infra.settings import sentences
+
 Data = Annotated[Path | None, typer.Option(help="The data folder. [default: .turnlog]")]
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 S = TypeVar("S", bound=BaseSettings)
+
+
+OPTION_NAMES = {"api_port": "--port", "api_processes": "--api"}
+"""Options that are not called as their setting."""
 
 
 def settings_from(kind: type[S], options: Mapping[str, Any]) -> S:
@@ -23,18 +29,11 @@ def settings_from(kind: type[S], options: Mapping[str, Any]) -> S:
     try:
         return kind(**given)
     except ValidationError as failure:
-        for sentence in sentences(failure):
-            typer.echo(f"Error: {sentence}", err=True)
-        sys.exit(2)
+        leave_with(sentences(failure, {name: OPTION_NAMES.get(name, f"--{name}") for name in given}))
 
 
-def sentences(failure: ValidationError) -> list[str]:
-    """One sentence for each setting that is wrong or missing."""
-    said = []
-    for error in failure.errors():
-        setting = f"TURNLOG_{'_'.join(str(part) for part in error['loc']).upper()}"
-        if error["type"] == "missing":
-            said.append(f"{setting} is not set.")
-        else:
-            said.append(f"{setting} is {error['input']!r}: {error['msg']}.")
-    return said
+def leave_with(wrong: Sequence[str]) -> NoReturn:
+    """Say each sentence about the settings and leave with 2."""
+    for sentence in wrong:
+        typer.echo(f"Error: {sentence}", err=True)
+    sys.exit(2)

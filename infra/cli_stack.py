@@ -6,10 +6,9 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +16,10 @@ import psutil
 import typer
 
 from infra import leftovers
-from infra.cli_options import AsJson, Data, settings_from
-from infra.data_folder import DataFolder, already_running
-from infra.errors import DataFolderUnusable, StackError
+from infra.cli_options import AsJson, Data, leave_with, settings_from
+from infra.data_folder import DataFolder
+from infra.errors import StackError
+from infra.own_name import chat_command
 from infra.report import Event, as_json, as_text
 from infra.settings import StackSettings
 
@@ -29,7 +29,7 @@ SHOWN_LINES = 200
 
 Port = Annotated[int | None, typer.Option(help="Port of the HTTP API; 0 is any free one. [default: 8080]")]
 EngineName = Annotated[str | None, typer.Option(help="llama_cpp, scripted or simulated. [default: llama_cpp]")]
-Workers = Annotated[int | None, typer.Option(help="Number of workers. [default: 1]")]
+Workers = Annotated[int | None, typer.Option(help="Number of workers; 0: replies wait. [default: 1]")]
 Apis = Annotated[int | None, typer.Option("--api", help="API processes, each on a port of its own. [default: 1]")]
 Streams = Annotated[int | None, typer.Option(help="Instances of turns and of dispatch. [default: 1]")]
 Detach = Annotated[bool, typer.Option("--detach", help="Return when everything is ready.")]
@@ -73,14 +73,18 @@ def up(
         "streams": streams,
     }
     settings = settings_from(StackSettings, chosen)
+    if not servers_only:
+        _refuse_wrong_settings(settings)
     if detach:
+        from infra.detached import up_detached
+
         flags = ["--servers-only"] if servers_only else []
         flags += ["--while-pid", str(while_pid)] if while_pid is not None else []
-        sys.exit(_detached(settings, flags, json_lines=as_json_lines))
+        sys.exit(up_detached(settings, flags, json_lines=as_json_lines))
     from infra.stack import Plan, run_stack
 
     plan = Plan(settings, processes=not servers_only, while_pid=while_pid)
-    sys.exit(asyncio.run(run_stack(plan, _reporter(json_lines=as_json_lines))))
+    sys.exit(asyncio.run(run_stack(plan, _reporter(settings.data, json_lines=as_json_lines))))
 
 
 def down(data: Data = None, as_json: AsJson = False) -> None:
@@ -169,78 +173,24 @@ def _snapshot(folder: DataFolder) -> dict[str, Any] | None:
     return read_snapshot(folder.snapshot)
 
 
-def _reporter(*, json_lines: bool) -> Callable[[Event], None]:
+def _refuse_wrong_settings(settings: StackSettings) -> None:
+    """Leave with 2 when a part would refuse its settings."""
+    from infra.settings_check import wrong_settings
+
+    if wrong := wrong_settings(settings):
+        leave_with(wrong)
+
+
+def _reporter(data: Path, *, json_lines: bool) -> Callable[[Event], None]:
+    chat = chat_command(data)
+
     def report(event: Event) -> None:
-        line = as_json(event) if json_lines else as_text(event)
+        line = as_json(event) if json_lines else as_text(event, chat)
         if line is not None:
             typer.echo(line, err=False)
             sys.stdout.flush()
 
     return report
-
-
-def _detached(settings: StackSettings, flags: list[str], *, json_lines: bool) -> int:
-    """Start `up` in a session of its own and relay what it says until it is ready or has failed."""
-    folder = DataFolder(settings.data.absolute())
-    folder.prepare()
-    if (pid := folder.supervisor_pid()) is not None:
-        raise DataFolderUnusable(already_running(folder.path, pid))
-    log = folder.log("supervisor")
-    options = {
-        "--data": folder.path,
-        "--port": settings.api_port,
-        "--engine": settings.engine,
-        "--workers": settings.workers,
-        "--api": settings.api_processes,
-        "--streams": settings.streams,
-    }
-    words = [word for option, value in options.items() for word in (option, str(value))]
-    with log.open("ab") as output:
-        start = output.tell()
-        child = subprocess.Popen(
-            [sys.executable, "-m", "infra", "up", "--json", *words, *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    for line in _lines(log, start, lambda: child.poll() is None):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            typer.echo(line, err=True)
-            continue
-        if json_lines:
-            typer.echo(line)
-        elif (text := _relayed(event)) is not None:
-            typer.echo(text)
-        if event.get("event") in ("ready", "failed"):
-            return 0 if event["event"] == "ready" else 1
-    raise StackError(f"The supervisor ended before the stack was ready; see {log}.")
-
-
-def _relayed(event: dict[str, Any]) -> str | None:
-    """The line for a person of an event that another process wrote as JSON."""
-    from infra.report import from_object
-
-    return as_text(from_object(event))
-
-
-def _lines(path: Path, start: int, alive: Callable[[], bool]) -> Iterator[str]:
-    """Whole lines written to a file after ``start``, while the writer lives."""
-    with path.open("rb") as stream:
-        stream.seek(start)
-        pending = b""
-        while True:
-            was_alive = alive()
-            chunk = stream.read()
-            pending += chunk
-            *whole, pending = pending.split(b"\n")
-            yield from (line.decode(errors="replace") for line in whole)
-            if not chunk:
-                if not was_alive:
-                    return
-                time.sleep(POLL_S)
 
 
 def _json_line(part: str, line: str) -> None:

@@ -79,6 +79,10 @@ class DataFolder:
                     shutil.copyfile(path, path.with_name(f"{path.name}.1"))
                     os.truncate(path, 0)
 
+    def is_new(self) -> bool:
+        """Whether no stack has run on it yet."""
+        return not (self.path / "lock").exists()
+
     def prepare(self) -> None:
         """Create the folders. Raises DataFolderUnusable."""
         try:

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 
 from infra.errors import PartFailed
+from infra.process_groups import kill_group
 from infra.progress import Tell
-from infra.supervisor import kill_group
 
 LAST_LINES = 3
 TERM_GRACE_S = 2.0

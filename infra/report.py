@@ -100,8 +100,8 @@ def as_json(event: Event) -> str:
     return json.dumps(as_object(event))
 
 
-def as_text(event: Event) -> str | None:
-    """Lines for a person; None when the event is not worth one."""
+def as_text(event: Event, chat: str = "turnlog chat") -> str | None:
+    """Lines for a person; None when the event is not worth one. ``chat`` is the command of a chat."""
     match event:
         case Progress(detail):
             return detail
@@ -113,7 +113,7 @@ def as_text(event: Event) -> str | None:
                 f'  curl -N {url}/v1/messages -H "Authorization: Bearer {api_key}" \\\n'
                 "    -H 'Content-Type: application/json' -H 'Accept: text/event-stream' \\\n"
                 '    -d \'{"content": "Hello"}\'\n\n'
-                "Or `turnlog chat` in another terminal. Ctrl-C stops everything."
+                f"Or `{chat}` in another terminal. Ctrl-C stops everything."
             )
         case ServersReady(environment, after_s):
             exports = "\n".join(f"  export {name}={value}" for name, value in environment.items())

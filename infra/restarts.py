@@ -28,7 +28,7 @@ class Restarts:
 
 @dataclass(frozen=True)
 class Decision:
-    """Start again after ``delay_s``; ``hopeless`` when a part that never became ready keeps dying."""
+    """Start again after ``delay_s``; ``hopeless`` when a part that never became ready keeps dying, or must not."""
 
     restarts: Restarts
     delay_s: float
@@ -36,15 +36,24 @@ class Decision:
 
 
 def after_death(
-    restarts: Restarts, *, lived_s: float, was_ready: bool, was_ever_ready: bool, taken_over: bool = False
+    restarts: Restarts,
+    *,
+    lived_s: float,
+    was_ready: bool,
+    was_ever_ready: bool,
+    taken_over: bool = False,
+    bad_settings: bool = False,
 ) -> Decision:
-    """What to do about a part that died: it lived ``lived_s`` seconds, and ``was_ready`` in this life or not."""
+    """What to do about a part that died: it lived ``lived_s`` seconds, and ``was_ready`` in this life or not.
+
+    Wrong settings are as wrong the next time.
+    """
     healthy = was_ready and lived_s >= (UNDISTURBED_LIFE_S if taken_over else HEALTHY_LIFE_S)
     quick = 0 if healthy else restarts.quick_deaths + 1
     return Decision(
         restarts=Restarts(quick_deaths=quick, total=restarts.total + 1),
         delay_s=backoff_s(quick),
-        hopeless=not was_ever_ready and quick >= QUICK_DEATHS_BEFORE_GIVING_UP,
+        hopeless=bad_settings or (not was_ever_ready and quick >= QUICK_DEATHS_BEFORE_GIVING_UP),
     )
 
 

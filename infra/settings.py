@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from streams.log.process import database_of
 
-Engine = Literal["llama_cpp", "scripted", "simulated", "openai_compatible", "tensorrt_llm"]
+Engine = Literal["llama_cpp", "scripted", "simulated"]
+ENGINES_TO_COME = ("openai_compatible", "tensorrt_llm")
+UNSHOWN = {"secret", "redis_url", "clickhouse_url"}
+"""Settings whose value may hold a password."""
+VALUE_CHARS_MAX = 80
 
 
 def load_env_file(path: Path = Path(".env")) -> None:
@@ -62,6 +67,13 @@ class StackSettings(BaseSettings):
     watchdog_s: float = Field(default=60.0, gt=0)
     grace_s: float = Field(default=15.0, gt=0)
 
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _is_built(cls, value: object) -> object:
+        if value in ENGINES_TO_COME:
+            raise ValueError("it is not built yet; use llama_cpp, scripted or simulated")
+        return value
+
     @field_validator("kafka_bootstrap", "redis_url", "clickhouse_url", mode="before")
     @classmethod
     def _empty_is_unset(cls, value: str | None) -> str | None:
@@ -86,3 +98,20 @@ class ProvisionSettings(BaseSettings):
     def database(self) -> str:
         """Name of the ClickHouse database."""
         return database_of(self.namespace)
+
+
+def sentences(failure: ValidationError, typed: Mapping[str, str] | None = None) -> list[str]:
+    """One sentence for each setting that is wrong or missing; ``typed`` has the options that were given, by setting."""
+    said = []
+    for error in failure.errors():
+        setting = "_".join(str(part) for part in error["loc"])
+        name = (typed or {}).get(setting, f"TURNLOG_{setting.upper()}")
+        value = "wrong" if setting in UNSHOWN else _shown(error["input"])
+        reason = error["msg"].removeprefix("Value error, ")
+        said.append(f"{name} is not set." if error["type"] == "missing" else f"{name} is {value}: {reason}.")
+    return said
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}…"

@@ -52,6 +52,7 @@ async def run_stack(plan: Plan, report: Report) -> int:
     """
     folder = DataFolder(plan.settings.data.absolute())
     try:
+        refuse_early(plan)
         folder.prepare()
         with folder.in_use():
             async with _until_signal(plan.while_pid) as stop:
@@ -59,6 +60,17 @@ async def run_stack(plan: Plan, report: Report) -> int:
     except StackError as failure:
         report(Failed(str(failure)))
         return 1
+
+
+def refuse_early(plan: Plan) -> None:
+    """Raise StackError for what can be known before a new data folder is made.
+
+    On one that was used, what an earlier run left behind may still hold the ports: they are looked at later.
+    """
+    folder = DataFolder(plan.settings.data.absolute())
+    if plan.processes and folder.is_new():
+        _require_engine(plan.settings)
+        _choose_api_port(plan.settings, folder)
 
 
 async def _serve(plan: Plan, folder: DataFolder, report: Report, stop: asyncio.Event) -> int:
@@ -85,7 +97,8 @@ async def _serve(plan: Plan, folder: DataFolder, report: Report, stop: asyncio.E
     except StackError as error:
         failure = error
     finally:
-        report(Progress("Stopping."))
+        if supervisor.reports():
+            report(Progress("Stopping."))
         for task in (bringing, stopping):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, StackError):
@@ -109,8 +122,8 @@ async def _bring_up(
     """Start everything, say that it is ready, then keep the snapshot current until cancelled."""
     settings = plan.settings
     api_port = _api_port(settings, folder) if plan.processes else 0
-    if plan.processes and settings.workers and settings.engine == "llama_cpp":
-        require_local_model()
+    if plan.processes:
+        _require_engine(settings)
     servers = plan_servers(settings, folder)
     url = f"http://{probe_host(settings.api_host)}:{api_port}"
     demo = folder.demo(int(time.time() * 1000))
@@ -130,6 +143,8 @@ async def _bring_up(
             arguments = ("provision", "--quiet", "--demo-account", str(folder.path))
             await run_errand(arguments, env, tell, timeout_s=PROVISION_TIMEOUT_S)
             await supervisor.start(_processes(settings, folder, env, api_port))
+            if not settings.workers:
+                tell("No worker runs (--workers 0): replies wait until one does.")
             report(Ready(url, demo.key, time.monotonic() - began))
         else:
             report(ServersReady(servers.addresses.environment(), time.monotonic() - began))
@@ -142,7 +157,18 @@ async def _make_and_start(supervisor: Supervisor, make: Callable[[], Part]) -> N
     await supervisor.start([await asyncio.to_thread(make)])
 
 
+def _require_engine(settings: StackSettings) -> None:
+    if settings.workers and settings.engine == "llama_cpp":
+        require_local_model()
+
+
 def _api_port(settings: StackSettings, folder: DataFolder) -> int:
+    port = _choose_api_port(settings, folder)
+    folder.remember_ports({"api": port})
+    return port
+
+
+def _choose_api_port(settings: StackSettings, folder: DataFolder) -> int:
     port = choose(
         settings.api_port,
         folder.remembered_ports().get("api"),
@@ -152,7 +178,6 @@ def _api_port(settings: StackSettings, folder: DataFolder) -> int:
     )
     for number in range(1, settings.api_processes):
         choose(port + number, None, part=f"api-{number}", setting="--port", host=settings.api_host)
-    folder.remember_ports({"api": port})
     return port
 
 

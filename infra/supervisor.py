@@ -7,7 +7,8 @@ Rules:
 3. A part whose status file is older than the watchdog's limit is killed and restarted.
 4. Every part is a process group; stopping one ends the whole group, first kindly, then not.
 5. The guard knows every group that runs, so that nothing outlives this process.
-6. A part that dies again and again before it was ever ready ends the start: `PartFailed`.
+6. A part that dies again and again before it was ever ready ends the start: `PartFailed`. One of ours whose settings
+   are wrong is never started again.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from infra.errors import PartFailed
 from infra.guard import Guard
 from infra.parts import Health, Part, PartReport, Stage, State
 from infra.probes import read_status
+from infra.process_groups import exit_code, group_gone, how_it_ended, kill_group, last_lines
 from infra.restarts import Restarts, after_death
-from streams.log.process import TAKEN_OVER
+from streams.log.process import BAD_SETTINGS, TAKEN_OVER
 
 PROBE_WHILE_STARTING_S = 0.05
 PROBE_WHEN_READY_S = 1.0
-GONE_POLL_S = 0.02
 LOG_TAIL_LINES = 12
+SERVERS = {"kafka", "redis", "clickhouse"}
+"""Kinds whose exit codes are not ours."""
 
 Notify = Callable[[PartReport], None]
 """Called when a part's state changes."""
@@ -51,6 +54,8 @@ class _Running:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     failure: PartFailed | None = None
     keeper: asyncio.Task[None] | None = None
+    log_start: int = 0
+    """Size of the log when the process that runs now was started."""
 
     def report(self) -> PartReport:
         """Its public face."""
@@ -144,16 +149,19 @@ class Supervisor:
             self._guard.protect(self.groups())
             if self._stopping:
                 return
+            bad_settings = code == BAD_SETTINGS and running.part.kind not in SERVERS
             decision = after_death(
                 running.restarts,
                 lived_s=time.monotonic() - born,
                 was_ready=running.was_ready,
                 was_ever_ready=running.was_ever_ready,
                 taken_over=code == TAKEN_OVER,
+                bad_settings=bad_settings,
             )
             running.restarts = decision.restarts
             if decision.hopeless:
-                ended = f"{running.part.name} {how_it_ended(code)} again and again."
+                why = ": its settings are wrong" if bad_settings else " again and again"
+                ended = f"{running.part.name} {how_it_ended(code)}{why}."
                 self._give_up(running, ended, self._tail(running))
                 return
             delay = f" in {decision.delay_s:g} s" if decision.delay_s else ""
@@ -166,6 +174,7 @@ class Supervisor:
         if part.status_file is not None:
             part.status_file.unlink(missing_ok=True)
         with part.log.open("ab", buffering=0) as log:
+            running.log_start = log.tell()
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -237,61 +246,7 @@ class Supervisor:
         self._notify(running.report())
 
     def _tail(self, running: _Running) -> str:
-        lines = tail(running.part.log.read_bytes(), LOG_TAIL_LINES)
+        lines = last_lines(running.part.log.read_bytes(), running.log_start, LOG_TAIL_LINES)
+        if not lines:
+            return f"It said nothing ({running.part.log})."
         return f"Its last words ({running.part.log}):\n  " + "\n  ".join(lines)
-
-
-def tail(content: bytes, lines: int) -> list[str]:
-    """The last lines of a log."""
-    return content[-16384:].decode(errors="replace").rstrip().splitlines()[-lines:]
-
-
-def how_it_ended(code: int) -> str:
-    """An exit code in words; negative codes are signals."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
-
-
-async def exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a child without a thread; returns within milliseconds of its end."""
-    if not hasattr(os, "pidfd_open"):
-        return await asyncio.to_thread(process.wait)
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-    descriptor = os.pidfd_open(process.pid)
-    try:
-        loop.add_reader(descriptor, _resolve, ended)
-        await ended
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-    return process.wait()
-
-
-def _resolve(waited: asyncio.Future[None]) -> None:
-    if not waited.done():
-        waited.set_result(None)
-
-
-def kill_group(group: int, number: signal.Signals) -> None:
-    """Signal a process group; one that is gone is no error."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
-
-
-async def group_gone(group: int, within_s: float) -> bool:
-    """Wait until no process of the group is left; False when some still are after ``within_s``."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            return False
-        await asyncio.sleep(GONE_POLL_S)
-    return False

@@ -1,11 +1,16 @@
 """The chat as a client: what it sends, and how it reads on after a break."""
 
+import io
 import json
+from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
-from infra.chat import Chat, Reader, problem, shown
+from infra.chat import PATIENCE_S, TOLD_AFTER_S, Chat, Reader, Waiting, converse, problem, shown
+from infra.cli import app
+from infra.cli_chat import same_machine
 from infra.errors import StackError
 from infra.event_stream import StreamEvent
 
@@ -87,3 +92,60 @@ def test_what_is_not_text_is_shown_in_brackets(event: StreamEvent, text: str) ->
 
 def test_an_error_that_is_no_problem_document_has_its_status() -> None:
     assert "502" in problem(httpx.Response(502, text="<html>"))
+
+
+class Clock:
+    """Time that passes only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def pause(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_an_api_that_does_not_answer_is_told_once_early_and_then_given_up(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+
+    def refuse(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("Connection refused")
+
+    chat = chat_with(refuse)
+    chat.waiting = lambda: Waiting(lambda: clock.now_s, clock.pause)
+    with pytest.raises(StackError, match=r"http://test does not answer .*; given up after 60 s"):
+        chat.send("Hi")
+    assert capsys.readouterr().err.count("trying again") == 1
+    assert clock.now_s > PATIENCE_S
+
+
+def test_the_first_word_about_silence_comes_after_two_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    waiting = Waiting(lambda: clock.now_s, clock.pause)
+    while not capsys.readouterr().err:
+        waiting.failed("nothing")
+    assert TOLD_AFTER_S < clock.now_s < TOLD_AFTER_S + 2
+    waiting.heard()
+    waiting.failed("nothing")
+    assert capsys.readouterr().err == ""
+
+
+def test_in_a_script_a_refusal_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
+    chat = chat_with(lambda _: httpx.Response(401, json={"detail": "The key opens nothing."}))
+    with pytest.raises(StackError, match="The key opens nothing"):
+        converse(chat, as_json=True)
+
+
+def test_the_demo_key_is_not_sent_to_another_machine(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "stack.json").write_text('{"url": "http://127.0.0.1:8080", "parts": []}')
+    nothing = {"TURNLOG_API_KEY": "", "TURNLOG_KEY": ""}
+    done = CliRunner().invoke(app, ["chat", "--url", "http://example.com", "--data", str(tmp_path)], env=nothing)
+    assert isinstance(done.exception, StackError)
+    assert "--key" in str(done.exception)
+
+
+def test_this_machine_has_several_names() -> None:
+    own = "http://10.0.0.7:8080"
+    assert all(same_machine(url, own) for url in ("http://localhost:8081", "http://127.0.0.1", "http://10.0.0.7:8081"))
+    assert not same_machine("https://127.0.0.1.example.com", own)

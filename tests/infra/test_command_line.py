@@ -1,6 +1,7 @@
 """Exit codes and sentences of the command line, without servers."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,7 @@ def test_every_command_has_help(command: list[str]) -> None:
         ["nonsense"],
         ["up", "--workers", "many"],
         ["up", "--engine", "steam"],
+        ["up", "--engine", "tensorrt_llm"],
         ["up", "--port", "70000"],
         ["streams"],
         ["streams", "sideways"],
@@ -98,6 +100,52 @@ def test_a_key_without_a_broker_says_how_to_name_one(tmp_path: Path) -> None:
     done = turnlog("keys", "create", "demo", "--data", str(tmp_path))
     assert done.returncode == 1
     assert "TURNLOG_KAFKA_BOOTSTRAP" in done.stderr
+    assert str(tmp_path) in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--port", "99999"], "--port is 99999"),
+        (["--workers", "500"], "--workers is 500"),
+        (["--api", "0"], "--api is 0"),
+        (["--engine", "steam"], "--engine is 'steam'"),
+        (["--engine", "tensorrt_llm"], "it is not built yet; use llama_cpp, scripted or simulated."),
+    ],
+)
+def test_a_wrong_option_is_named_as_it_was_typed(arguments: list[str], sentence: str) -> None:
+    done = CliRunner().invoke(app, ["up", *arguments])
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+
+
+def test_a_setting_that_a_part_would_refuse_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    data = tmp_path / "new"
+    done = turnlog("up", "--detach", "--data", str(data), TURNLOG_BUFFER_RETENTION_S="5")
+    assert done.returncode == 2
+    assert "TURNLOG_BUFFER_RETENTION_S is '5'" in done.stderr
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("extra", [[], ["--detach"]])
+def test_a_used_port_is_refused_before_a_new_folder_is_made(tmp_path: Path, extra: list[str]) -> None:
+    data = tmp_path / "new"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = turnlog("up", "--data", str(data), "--engine", "scripted", "--port", port, *extra)
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"Error: Port {port} for the API is in use")
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("command", [["up", "--servers-only"], ["status"]])
+def test_a_file_as_data_folder_is_called_a_file(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    done = turnlog(*command, "--data", str(tmp_path / "file"))
+    assert done.returncode == 1
+    assert "is a file" in done.stdout + done.stderr
 
 
 def test_provisioning_a_broker_that_is_not_there_is_one_sentence() -> None:

@@ -61,3 +61,8 @@ def test_two_that_take_over_from_each_other_do_so_less_and_less_often() -> None:
     assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
     once = after_death(restarts, lived_s=60, was_ready=True, was_ever_ready=True, taken_over=True)
     assert once.delay_s == 0.0
+
+
+def test_wrong_settings_are_given_up_at_once() -> None:
+    decision = after_death(Restarts(), lived_s=0.2, was_ready=False, was_ever_ready=False, bad_settings=True)
+    assert decision.hopeless

@@ -95,6 +95,27 @@ async def test_a_part_that_cannot_start_fails_the_start_with_its_last_words(benc
     assert bench.report("broken").state == "failed"
 
 
+async def test_a_part_with_wrong_settings_is_not_started_again(bench: Bench) -> None:
+    async def never() -> Health:
+        return Health("starting")
+
+    script = "print('TURNLOG_X is wrong'); raise SystemExit(2)"
+    with pytest.raises(PartFailed, match=r"(?s)its settings are wrong.*TURNLOG_X is wrong"):
+        await bench.supervisor.start([bench.part("wrong", script, probe=never)])
+    assert bench.states("wrong").count("starting") == 1
+
+
+async def test_last_words_are_not_those_of_an_earlier_run(bench: Bench) -> None:
+    async def never() -> Health:
+        return Health("starting")
+
+    (bench.folder / "wrong.log").write_text("words of yesterday\n")
+    with pytest.raises(PartFailed) as failed:
+        await bench.supervisor.start([bench.part("wrong", "raise SystemExit(2)", probe=never)])
+    assert "yesterday" not in str(failed.value)
+    assert "said nothing" in str(failed.value)
+
+
 async def test_a_part_that_is_never_ready_fails_the_start_by_name(bench: Bench) -> None:
     async def never() -> Health:
         return Health("starting", "still thinking")

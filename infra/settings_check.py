@@ -1,0 +1,48 @@
+"""Whether the parts of the local stack would take their settings, before any of them starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsError
+
+from inference_workers.settings import WorkerSettings
+from infra.settings import StackSettings, sentences
+from infra.settings_table import SECTIONS
+
+SOMEWHERE = {
+    "kafka_bootstrap": "127.0.0.1:1",
+    "redis_url": "redis://127.0.0.1:1/0",
+    "clickhouse_url": "http://127.0.0.1:1",
+    "secret": "made with the data folder",
+    "api_port": 1,
+}
+"""What `turnlog up` chooses later, and always well."""
+
+
+def wrong_settings(settings: StackSettings) -> list[str]:
+    """One sentence for each setting that a part would refuse, in the environment of this process."""
+    given = told(settings)
+    found: list[str] = []
+    unreadable: list[str] = []
+    for kind in kinds(settings):
+        try:
+            kind(**given)
+        except ValidationError as failure:
+            found += sentences(failure)
+        except SettingsError as failure:
+            unreadable.append(f"{kind.__name__}: {failure}.")
+    return list(dict.fromkeys(found or unreadable))
+
+
+def told(settings: StackSettings) -> dict[str, Any]:
+    """What the stack tells its parts, over their environment."""
+    chosen = {"namespace": settings.namespace, "engine": settings.engine, "api_host": settings.api_host, "replica": 0}
+    return {**SOMEWHERE, **chosen, "status_file": None}
+
+
+def kinds(settings: StackSettings) -> list[type[BaseSettings]]:
+    """The settings classes of the processes that would run."""
+    left_out = {StackSettings} if settings.workers else {StackSettings, WorkerSettings}
+    return [kind for _, _, kind in SECTIONS if kind not in left_out]
