@@ -80,8 +80,11 @@ class DataFolder:
                     os.truncate(path, 0)
 
     def is_new(self) -> bool:
-        """Whether no stack has run on it yet."""
-        return not (self.path / "lock").exists()
+        """Whether no stack has run on it yet. What cannot be a data folder is not new: `prepare` says why."""
+        try:
+            return not self.path.is_file() and not (self.path / "lock").exists()
+        except OSError:
+            return False
 
     def prepare(self) -> None:
         """Create the folders. Raises DataFolderUnusable."""

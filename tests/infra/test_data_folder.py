@@ -64,3 +64,14 @@ def test_a_folder_below_a_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataFolderUnusable, match="--data"):
         DataFolder(tmp_path / "file" / "data").prepare()
+
+
+def test_a_folder_is_new_until_a_stack_has_run_on_it(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path / "data")
+    assert folder.is_new()
+    folder.prepare()
+    with folder.in_use():
+        assert not folder.is_new()
+    assert not folder.is_new()
+    (tmp_path / "file").write_text("")
+    assert not DataFolder(tmp_path / "file").is_new()
