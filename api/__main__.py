@@ -136,11 +136,10 @@ async def serve(settings: ApiSettings, process: Process) -> None:
 
 
 async def begin_claims(log: Log, hot: HotStore) -> None:
-    """In a deployment that is new, claims are complete from the first message on: note that, once."""
+    """Note since when claims are complete: in a deployment that is new from the first message on, else from now."""
     while True:
         try:
-            if await asyncio.to_thread(_is_empty, log):
-                await hot.claims_begin(0)
+            await hot.claims_begin(0 if await asyncio.to_thread(_is_empty, log) else now_ms())
         except (LogError, StoreDown) as error:
             logger.info("beginning of claims not noted yet", reason=str(error))
             await asyncio.sleep(1.0)

@@ -10,14 +10,15 @@ Rules:
 5. All that is wrong is told at once, each field with its reason.
 """
 
+import asyncio
 import hashlib
 import json
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from api.problems import Problem, bad_request, too_large, unsupported_media_type
+from api.problems import Problem, bad_request, too_large, too_slow, unsupported_media_type
 from schemas.limits import (
     BODY_BYTES_MAX,
     CLIENT_MESSAGE_ID_CHARS_MAX,
@@ -126,6 +127,9 @@ class ChangeBody(Body):
 
 B = TypeVar("B", bound=Body)
 
+BODY_S = 30.0
+"""A body has so long to come."""
+
 
 def digest(body: Generation, **of: str) -> str:
     """SHA-256 (hex) of what a request means: the same client message id with another digest is a conflict."""
@@ -161,11 +165,17 @@ async def _raw(request: Request) -> bytes:
         raise too_large(BODY_BYTES_MAX)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > BODY_BYTES_MAX:
-            raise too_large(BODY_BYTES_MAX)
-        chunks.append(chunk)
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > BODY_BYTES_MAX:
+                    raise too_large(BODY_BYTES_MAX)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise too_slow(BODY_S) from None
+    except ClientDisconnect:
+        raise bad_request([("body", "did not come to its end, or its chunks are malformed")]) from None
     return b"".join(chunks)
 
 

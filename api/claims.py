@@ -6,8 +6,10 @@ Rules:
 2. A repeated send whose message is in the log is answered at once. One that is not yet is appended again: the first
    sender may have died in between, and the conversation's fold ignores the second record.
 3. A fresh claim proves that the id is new only as far back as claims are complete. Where that is not long enough
-   (Redis was lost, or cannot be asked), the view is asked too, while the message is on its way to the log: a second
-   record changes nothing there either.
+   (Redis was lost, or cannot be asked), the view is asked before the message is appended, and not before the view has
+   what was appended until claims were lost.
+4. What is left: while Redis is away, a send whose id was used with another body within the view's delay (about a
+   second) is not recognised. In the same conversation the fold still ignores it; in another one it is a message.
 """
 
 import msgspec
@@ -19,9 +21,10 @@ APPENDED = "+"
 
 
 class Fresh(msgspec.Struct, frozen=True):
-    """Append. `ask_views`: and look whether the id was used before."""
+    """Append. `ask_views`: but look first whether the id was used before, `wait_ms` from now."""
 
     ask_views: bool
+    wait_ms: int = 0
     note_begin: bool = False
     """The store does not know since when claims are complete: note that it begins now."""
 
@@ -36,6 +39,9 @@ class Conflicting(msgspec.Struct, frozen=True):
     """Known, with another body."""
 
 
+VIEW_BEHIND_MS = 3_000
+"""So far behind the log the view is at most, as long as it works."""
+
 UNCLAIMED = Fresh(ask_views=True)
 """The store that holds the claims does not answer."""
 
@@ -45,8 +51,10 @@ def decide(entry: Entry, digest: str, now_ms: int) -> Fresh | Repeated | Conflic
     if entry.claimed is None:
         since_ms = entry.claims_since_ms
         if since_ms is None:
-            return Fresh(ask_views=True, note_begin=True)
-        return Fresh(ask_views=since_ms > now_ms - CLAIM_MS and since_ms != 0)
+            return Fresh(ask_views=True, wait_ms=VIEW_BEHIND_MS, note_begin=True)
+        if since_ms == 0 or since_ms <= now_ms - CLAIM_MS:
+            return Fresh(ask_views=False)
+        return Fresh(ask_views=True, wait_ms=max(since_ms + VIEW_BEHIND_MS - now_ms, 0))
     if entry.claimed.removesuffix(APPENDED) != digest:
         return Conflicting()
     return Repeated(appended=entry.claimed.endswith(APPENDED))

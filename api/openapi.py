@@ -43,6 +43,7 @@ _MEANINGS = {
     400: "Something in the request is wrong; `errors` says which field and why.",
     401: "No valid key.",
     404: "There is no such thing, or it is not the caller's.",
+    408: "The body did not come to its end in time.",
     409: "The client message id was used with another body.",
     410: "The cursor cannot be served exactly; `message_url` says where the message is.",
     413: "The body is too large.",

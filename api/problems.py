@@ -120,6 +120,12 @@ def too_large(limit: int) -> Problem:
     return Problem(413, "body_too_large", "Content too large", f"A request body has at most {limit} bytes.")
 
 
+def too_slow(seconds: float) -> Problem:
+    """408: a body that does not come to its end."""
+    detail = f"The body did not come within {seconds:g} s. Send it again."
+    return Problem(408, "body_timeout", "Request timeout", detail, headers={"Connection": "close"})
+
+
 def unsupported_media_type(got: str) -> Problem:
     """415: a body that is not declared as JSON."""
     detail = f"Send the body as application/json, not as {got or 'nothing'}."

@@ -5,7 +5,7 @@ next read may not show the message before the view has it.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import structlog
@@ -72,6 +72,7 @@ class Sender:
         tier_limits: dict[Tier, int],
         metrics: Metrics,
         now_ms: Callable[[], int],
+        pause_s: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._ids = ids
         self._models = models
@@ -81,6 +82,7 @@ class Sender:
         self._tier_limits = tier_limits
         self._metrics = metrics
         self._now_ms = now_ms
+        self._pause_s = pause_s
 
     def submission(self, caller: Caller, body: SendBody) -> MessageSubmitted:
         """The event of a send. Raises `Problem` for a bad model, conversation or parent."""
@@ -148,23 +150,18 @@ class Sender:
         if isinstance(decision, claims.Repeated) and decision.appended:
             self._metrics.repeated_sends.inc()
             return Sent(event, repeated=True)
-        asked = asyncio.ensure_future(self._first_use(caller, claim)) if _asks_views(decision) and claim else None
-        try:
-            (place,) = await self._appender.append((event,), traceparent)
-            first = await asked if asked is not None else None
-        finally:
-            if asked is not None:
-                asked.cancel()
-        if first is not None and claim is not None and first.digest != claim.digest:
-            await self._unclaim(caller, claim)
-            raise conflict()
-        await self._remember(caller, event, place, claim)
-        if isinstance(decision, claims.Fresh) and decision.note_begin:
-            await self._note_begin()
-        repeated = first is not None or isinstance(decision, claims.Repeated)
-        if repeated:
+        if (
+            isinstance(decision, claims.Fresh)
+            and claim is not None
+            and await self._used_before(caller, claim, decision)
+        ):
             self._metrics.repeated_sends.inc()
-        return Sent(event, repeated=repeated)
+            return Sent(event, repeated=True)
+        (place,) = await self._appender.append((event,), traceparent)
+        await self._remember(caller, event, place, claim)
+        if isinstance(decision, claims.Repeated):
+            self._metrics.repeated_sends.inc()
+        return Sent(event, repeated=isinstance(decision, claims.Repeated))
 
     async def cancel(self, caller: Caller, reply: Parsed, traceparent: str) -> None:
         """Ask that a reply stop."""
@@ -193,6 +190,20 @@ class Sender:
         if entry.deleted:
             raise not_found("conversation")
         raise rate_limited(max(entry.bucket.retry_after_ms, 1) / 1000)
+
+    async def _used_before(self, caller: Caller, claim: Claim, fresh: claims.Fresh) -> bool:
+        """Whether the same was sent before, as far as the view knows. Raises `Problem` 409 for another body."""
+        if not fresh.ask_views:
+            return False
+        if fresh.note_begin:
+            await self._note_begin()
+        if fresh.wait_ms:
+            await self._pause_s(fresh.wait_ms / 1000)
+        first = await self._first_use(caller, claim)
+        if first is not None and first.digest != claim.digest:
+            await self._unclaim(caller, claim)
+            raise conflict()
+        return first is not None
 
     async def _first_use(self, caller: Caller, claim: Claim) -> FirstUse | None:
         try:
@@ -242,7 +253,3 @@ class Sender:
             raise not_found("message")
         if parsed.conversation_id != conversation_id:
             raise bad_request([("parent_id", "is not a message of this conversation")])
-
-
-def _asks_views(decision: claims.Fresh | claims.Repeated | claims.Conflicting) -> bool:
-    return isinstance(decision, claims.Fresh) and decision.ask_views

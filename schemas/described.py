@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from schemas.values import TimeMs
+
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A member of an event or value. `default` is JSON, None where the member is required."""
@@ -55,6 +57,8 @@ def values_of(cls: type[msgspec.Struct]) -> tuple[type[msgspec.Struct], ...]:
 
 def written(kind: Any) -> str:
     """A type as a reader of JSON thinks of it: `integer`, `"free" | "paid"`, `list of Notice`."""
+    if kind == TimeMs:
+        return "time, ms"
     origin = get_origin(kind)
     if origin is Literal:
         return " | ".join(f'"{value}"' for value in get_args(kind))

@@ -24,6 +24,7 @@ from schemas.values import (
     PromptMessage,
     Sampling,
     Tier,
+    TimeMs,
     Timings,
     Usage,
 )
@@ -63,7 +64,7 @@ class MessageSubmitted(Event, frozen=True):
     content: str
     body_digest: str
     """SHA-256 (hex) of the canonical request body: the same client id with another digest is a conflict."""
-    submitted_at_ms: int
+    submitted_at_ms: TimeMs
     new_conversation: bool
     """The request named no conversation: this message begins one."""
     client_message_id: str | None = None
@@ -94,7 +95,7 @@ class RegenerationRequested(Event, frozen=True):
     account_id: str
     tier: Tier
     body_digest: str
-    submitted_at_ms: int
+    submitted_at_ms: TimeMs
     client_message_id: str | None = None
     model: str = "auto"
     max_output_tokens: int | None = None
@@ -126,8 +127,8 @@ class ReplyStored(Event, frozen=True):
     final_offset: int
     """Offset of the stream's `ended` event."""
     usage: Usage
-    submitted_at_ms: int
-    ended_at_ms: int
+    submitted_at_ms: TimeMs
+    ended_at_ms: TimeMs
     timings: Timings | None = None
     error: Failure | None = None
 
@@ -143,7 +144,7 @@ class ConversationRenamed(Event, frozen=True):
     conversation_id: str
     account_id: str
     title: str
-    renamed_at_ms: int
+    renamed_at_ms: TimeMs
     request_id: str
 
     def identity(self) -> str:
@@ -158,7 +159,7 @@ class BranchChosen(Event, frozen=True):
     conversation_id: str
     account_id: str
     message_id: str
-    chosen_at_ms: int
+    chosen_at_ms: TimeMs
     request_id: str
 
     def identity(self) -> str:
@@ -172,7 +173,7 @@ class ConversationDeleted(Event, frozen=True):
 
     conversation_id: str
     account_id: str
-    deleted_at_ms: int
+    deleted_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.conversation_id}/deleted"
@@ -187,7 +188,7 @@ class ConversationSummarised(Event, frozen=True):
     account_id: str
     until_message_id: str
     summary: str
-    summarised_at_ms: int
+    summarised_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.conversation_id}/summary/{self.until_message_id}"
@@ -201,7 +202,7 @@ class CancellationRequested(Event, frozen=True):
     conversation_id: str
     reply_id: str
     account_id: str
-    requested_at_ms: int
+    requested_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.reply_id}/cancel"
@@ -227,8 +228,8 @@ class GenerationAdmitted(Event, frozen=True):
     prompt: tuple[PromptMessage, ...]
     prompt_tokens_estimate: int
     sampling: Sampling
-    submitted_at_ms: int
-    deadline_at_ms: int
+    submitted_at_ms: TimeMs
+    deadline_at_ms: TimeMs
     notices: tuple[Notice, ...] = ()
 
     def identity(self) -> str:
@@ -250,7 +251,7 @@ class GenerationDeclined(Event, frozen=True):
     model: str
     status: EndStatus
     error: Failure | None
-    submitted_at_ms: int
+    submitted_at_ms: TimeMs
     admitted: bool
     """It had been admitted before, so its stream is open already."""
 
@@ -291,8 +292,8 @@ class GenerationRequested(Event, frozen=True):
     model: str
     prompt: tuple[PromptMessage, ...]
     sampling: Sampling
-    submitted_at_ms: int
-    deadline_at_ms: int
+    submitted_at_ms: TimeMs
+    deadline_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.generation_id}/requested"
@@ -327,7 +328,7 @@ class GenerationQueued(Event, frozen=True):
     tier: Tier
     pool: str
     model: str
-    submitted_at_ms: int
+    submitted_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.reply_id}/queued"
@@ -357,7 +358,7 @@ class GenerationStarted(Event, frozen=True):
     attempt: int
     model: str
     worker: str
-    started_at_ms: int
+    started_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.generation_id}/0"
@@ -411,7 +412,7 @@ class GenerationEnded(Event, frozen=True):
     attempt: int
     seq: int
     status: EndStatus
-    ended_at_ms: int
+    ended_at_ms: TimeMs
     usage: Usage | None = None
     text_bytes: int | None = None
     text_digest: str | None = None
@@ -455,7 +456,7 @@ class UsageRecorded(Event, frozen=True):
     """Decimal in `currency`, as text."""
     currency: str
     price_version: str
-    ended_at_ms: int
+    ended_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.reply_id}/{self.record_kind}/{self.revision}"
@@ -475,7 +476,7 @@ class UsageAdjusted(Event, frozen=True):
     cost: str
     currency: str
     reason: str
-    adjusted_at_ms: int
+    adjusted_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.reply_id}/{self.record_kind}/{self.revision}"
@@ -571,7 +572,7 @@ class DemandForecast(Event, frozen=True):
 
     pool: str
     tier: Tier
-    window_start_ms: int
+    window_start_ms: TimeMs
     window_ms: int
     arrivals: int
     input_tokens: int
@@ -599,7 +600,7 @@ class AccountOpened(Event, frozen=True):
     account_id: str
     name: str
     tier: Tier
-    opened_at_ms: int
+    opened_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.account_id}/account"
@@ -616,7 +617,7 @@ class TierChanged(Event, frozen=True):
 
     account_id: str
     tier: Tier
-    changed_at_ms: int
+    changed_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.account_id}/tier/{self.changed_at_ms}"
@@ -635,7 +636,7 @@ class KeyIssued(Event, frozen=True):
     key_id: str
     key_hash: str
     """SHA-256 (hex) of the whole key. Keys have 128 random bits or more, so no salt is needed."""
-    issued_at_ms: int
+    issued_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.account_id}/key/{self.key_id}"
@@ -652,7 +653,7 @@ class KeyRevoked(Event, frozen=True):
 
     account_id: str
     key_id: str
-    revoked_at_ms: int
+    revoked_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.account_id}/key/{self.key_id}/revoked"
@@ -669,7 +670,7 @@ class LimitsChanged(Event, frozen=True):
 
     account_id: str
     requests_per_minute: int
-    changed_at_ms: int
+    changed_at_ms: TimeMs
 
     def identity(self) -> str:
         return f"{self.account_id}/limits/{self.changed_at_ms}"

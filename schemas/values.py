@@ -1,6 +1,6 @@
 """Values that several events carry. All are frozen, compared by value, and encoded as JSON objects."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -8,6 +8,9 @@ import msgspec
 class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the values: immutable, keyword-only; unknown members are ignored on decoding."""
 
+
+TimeMs = Annotated[int, msgspec.Meta(ge=0, lt=253_402_300_800_000)]
+"""A wall clock's milliseconds since the epoch, UTC, before the year 10000: everything can be computed with it."""
 
 Tier = Literal["free", "paid"]
 Priority = Literal["paid", "free"]

@@ -45,7 +45,7 @@ async def get(conversation_id: str, the: TheService, caller: TheCaller) -> Respo
     summary="Rename a conversation or choose its branch",
     response_model=ConversationView,
     openapi_extra=body_of(ChangeBody),
-    responses=problems(400, 401, 404, 413, 415, 503),
+    responses=problems(400, 401, 404, 408, 413, 415, 503),
 )
 async def change(
     conversation_id: str, request: Request, the: TheService, caller: TheCaller, trail: TheTrail

@@ -34,7 +34,7 @@ Accept = Annotated[str | None, Header(description="`text/event-stream`: the answ
     openapi_extra=body_of(SendBody),
     responses={
         200: {"model": SentView, "description": "Sent before, or the stream.", **STREAM},
-        **problems(400, 401, 404, 409, 410, 413, 415, 429, 503),
+        **problems(400, 401, 404, 408, 409, 410, 413, 415, 429, 503),
     },
 )
 async def send(
@@ -116,7 +116,7 @@ async def cancel(message_id: str, the: TheService, caller: TheCaller, trail: The
     openapi_extra=body_of(RegenerateBody, required=False),
     responses={
         200: {"model": SentView, "description": "Asked for before, or the stream.", **STREAM},
-        **problems(400, 401, 404, 409, 410, 413, 415, 429, 503),
+        **problems(400, 401, 404, 408, 409, 410, 413, 415, 429, 503),
     },
 )
 async def regenerate(

@@ -153,6 +153,24 @@ def read_all(connection: socket.socket) -> bytes:
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]
 
 
+@pytest.mark.parametrize(
+    ("rest", "status", "code"),
+    [
+        (b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n", b"400", b"invalid_request"),
+        (b'Content-Length: 1000\r\n\r\n{"content":"', b"408", b"body_timeout"),
+    ],
+)
+def test_a_body_that_does_not_come_whole_is_refused(api: Api, rest: bytes, status: bytes, code: bytes) -> None:
+    api.start()
+    with socket.create_connection(("127.0.0.1", api.port)) as connection:
+        head = f"POST /v1/messages HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        connection.sendall(head.encode() + b"Content-Type: application/json\r\n" + rest)
+        connection.settimeout(60)
+        answer = connection.recv(1 << 20)
+    assert answer.split(b" ")[1] == status
+    assert code in answer
+
+
 def test_two_processes_share_a_port_and_sigterm_ends_streams_at_an_event(api: Api) -> None:
     one = api.start()
     sent = api.send(client_message_id="x")

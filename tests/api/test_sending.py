@@ -70,6 +70,21 @@ async def test_the_same_id_with_another_body_is_a_conflict_also_after_redis_was_
     assert [message.text for message in folded.messages.values()] == ["one thing", ""]
 
 
+async def test_what_is_refused_as_a_conflict_is_not_in_the_log(world: World, api: Process) -> None:
+    first = await api.send("one thing", client_message_id="one")
+    other = await api.send("elsewhere")
+    world.hot.lose()  # the views do not have it yet
+    for body in ({"content": "another"}, {"content": "another", "conversation_id": other["conversation_id"]}):
+        answer = await api.call("POST", "/v1/messages", body=body | {"client_message_id": "one"})
+        assert answer.status == 409
+    path = f"/v1/messages/{other['reply']['id']}/regenerate"
+    assert (await api.call("POST", path, body={"client_message_id": "one"})).status == 409
+    assert len(world.submitted()) == 2
+    assert len(world.events("messages")) == 2
+    again = await api.call("POST", "/v1/messages", body={"content": "one thing", "client_message_id": "one"})
+    assert (again.status, again.json["reply"]["id"]) == (200, first["reply"]["id"])
+
+
 async def test_ids_are_per_account(world: World, api: Process) -> None:
     mine = await api.send("a", client_message_id="one")
     theirs = await api.send("b", client_message_id="one", key=BOB)

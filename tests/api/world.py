@@ -138,6 +138,7 @@ class Process:
                 tier_limits={"free": 60, "paid": 60_000_000},
                 metrics=metrics,
                 now_ms=world.now_ms,
+                pause_s=world.pause_s,
             ),
             conversations=conversations,
             streams=Streams(
@@ -250,6 +251,11 @@ class World:
         self.accounts_reader = AccountsReader(self.log, self.accounts, poll_s=0.01)
         self._replies: dict[str, replies.Reply | None] = {}
         self._projected: dict[int, int] = {}
+
+    async def pause_s(self, seconds: float) -> None:
+        """Time passes, and the views come up to the log."""
+        self.time_ms += round(seconds * 1000)
+        self.project()
 
     def now_ms(self) -> int:
         self.time_ms += 1

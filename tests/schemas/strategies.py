@@ -9,8 +9,10 @@ import msgspec
 from hypothesis import strategies as st
 
 from schemas.events import EVENTS, Event
+from schemas.values import TimeMs
 
 INTEGERS = st.integers(min_value=-(2**63), max_value=2**63 - 1)
+TIMES_MS = st.integers(min_value=0, max_value=253_402_300_799_999)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 
 AWKWARD = (
@@ -45,6 +47,8 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     }
     if kind in plain:
         return plain[kind]
+    if kind == TimeMs:
+        return TIMES_MS
     origin = get_origin(kind)
     if origin is Literal:
         return st.sampled_from(get_args(kind))

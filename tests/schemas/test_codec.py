@@ -170,6 +170,8 @@ NESTED = b'{"conversation_id":"c","account_id":"a","deleted_at_ms":1,"x":' + b"[
         (NESTED, [OF_DELETED], "value"),
         (DELETED.replace(b'"a"', b"7"), [OF_DELETED], "account_id"),
         (DELETED.replace(b"1", b"1.5"), [OF_DELETED], "deleted_at_ms"),
+        (DELETED.replace(b"1", b"-1"), [OF_DELETED], "deleted_at_ms"),
+        (DELETED.replace(b"1", b"253402300800000"), [OF_DELETED], "deleted_at_ms"),
         (b'{"conversation_id":"c","account_id":"a"}', [OF_DELETED], "deleted_at_ms"),
     ],
 )
