@@ -95,6 +95,9 @@ async def serve(settings: ApiSettings, process: Process) -> None:
         views=views,
         health=health,
         metrics=metrics,
+        secret=ids.secret,
+        ticket_ms=settings.ticket_s * 1000,
+        now_ms=now_ms,
     )
     server = Server(
         Edge(create_app(service), metrics),

@@ -34,6 +34,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Whose request it is."""
 
     account_id: str
+    key_id: str
     tier: Tier
     requests_per_minute: int | None
     """The account's own limit; None: the tier's."""
@@ -60,8 +61,14 @@ class Accounts:
     def caller(self, key_hash: str) -> Caller | None:
         """Who has this key."""
         issued = self._keys.get(key_hash)
-        if issued is None:
-            return None
+        return self._caller(issued) if issued is not None else None
+
+    def caller_of(self, account_id: str, key_id: str) -> Caller | None:
+        """Who has the key of this id."""
+        issued = self._facts.get(f"{account_id}/key/{key_id}")
+        return self._caller(issued) if isinstance(issued, KeyIssued) else None
+
+    def _caller(self, issued: KeyIssued) -> Caller | None:
         account_id = issued.account_id
         opened = self._facts.get(f"{account_id}/account")
         if not isinstance(opened, AccountOpened):
@@ -70,6 +77,7 @@ class Accounts:
         limits = self._facts.get(f"{account_id}/limits")
         return Caller(
             account_id=account_id,
+            key_id=issued.key_id,
             tier=changed.tier if isinstance(changed, TierChanged) else opened.tier,
             requests_per_minute=limits.requests_per_minute if isinstance(limits, LimitsChanged) else None,
         )

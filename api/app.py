@@ -12,7 +12,7 @@ from starlette.responses import Response
 from api import openapi
 from api.context import Service
 from api.problems import Problem, bad_request
-from api.routes import account, conversations, messages, probes
+from api.routes import account, conversations, messages, probes, tickets
 
 log = structlog.get_logger()
 
@@ -37,7 +37,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    for router in (messages.router, conversations.router, account.router, probes.router):
+    for router in (messages.router, tickets.router, conversations.router, account.router, probes.router):
         app.include_router(router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http)

@@ -108,6 +108,14 @@ class RegenerateBody(Generation):
     model_config = ConfigDict(json_schema_extra={"examples": [{"client_message_id": "again-1", "temperature": 0.7}]})
 
 
+class TicketBody(Body):
+    """A ticket for one stream."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"id": "rep_…"}]})
+
+    id: str = Field(description="The reply or the conversation whose events are to be followed.")
+
+
 class ChangeBody(Body):
     """A change of a conversation: a title, a choice of branch, or both."""
 

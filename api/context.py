@@ -1,23 +1,25 @@
 """What a request carries through the process: its id, its trace, its caller; and what the process gives to requests."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 import structlog
-from fastapi import Depends, Security
+from fastapi import Depends, Query, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api import tickets
 from api.accounts import Accounts, Caller
 from api.conversations import Conversations
 from api.feed_response import FeedAnswers
 from api.following import Streams
 from api.health import Health
 from api.metrics import Metrics
-from api.problems import bad_request, not_found, unauthorised, unavailable
+from api.problems import bad_request, not_found, ticket_refused, unauthorised, unavailable
 from api.sending import Sender
 from api.stores import HotStore, Views
 from schemas.ids import Identities, Kind, Parsed, key_hash
@@ -46,6 +48,10 @@ class Service:
     views: Views
     health: Health
     metrics: Metrics
+    secret: bytes
+    ticket_ms: int
+    """How long a ticket opens its stream."""
+    now_ms: Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +89,39 @@ async def _trail(request: Request) -> Trail:
 
 
 def _check_query(request: Request) -> None:
-    known = {field.alias for field in request.scope["route"].dependant.query_params}
+    whole = request.scope["route"].dependant
+    known = {field.alias for part in (whole, *whole.dependencies) for field in part.query_params}
     unknown = sorted(set(request.query_params) - known)
     if unknown:
         told = f"is not known here; known {'is' if len(known) == 1 else 'are'} {', '.join(sorted(known)) or 'none'}"
         raise bad_request([(name, told) for name in unknown])
 
 
-async def _caller(
-    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
-) -> Caller:
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
+
+
+async def _caller(request: Request, credentials: Credentials) -> Caller:
     if credentials is None or not credentials.credentials:
         raise unauthorised()
     the = service(request)
-    caller = the.accounts.caller(key_hash(credentials.credentials))
+    return _admitted(request, the, the.accounts.caller(key_hash(credentials.credentials)))
+
+
+async def _follower(
+    request: Request,
+    credentials: Credentials,
+    ticket: Annotated[str | None, Query(description="From `POST /v1/tickets`, instead of a key.")] = None,
+) -> Caller:
+    if ticket is None:
+        return await _caller(request, credentials)
+    the = service(request)
+    found = tickets.read(ticket, the.secret, the.now_ms())
+    if found is None or found.stream_id not in request.path_params.values():
+        raise ticket_refused()
+    return _admitted(request, the, the.accounts.caller_of(found.account_id, found.key_id))
+
+
+def _admitted(request: Request, the: Service, caller: Caller | None) -> Caller:
     if caller is None:
         if not the.health.accounts_complete:
             raise unavailable("accounts", "The accounts are still being read from the log (Kafka).", 1.0)
@@ -109,6 +134,8 @@ async def _caller(
 TheService = Annotated[Service, Depends(_service)]
 TheTrail = Annotated[Trail, Depends(_trail)]
 TheCaller = Annotated[Caller, Depends(_caller)]
+TheFollower = Annotated[Caller, Depends(_follower)]
+"""The caller of a stream: by key, or by a ticket for it."""
 
 
 def own(the: Service, caller: Caller, text: str, what: str, *kinds: Kind) -> Parsed:

@@ -7,7 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from api.bodies import ChangeBody, RegenerateBody, SendBody
+from api.bodies import ChangeBody, RegenerateBody, SendBody, TicketBody
 from api.problems import MEDIA_TYPE, ProblemView
 
 _REF = "#/components/schemas/{model}"
@@ -79,7 +79,8 @@ def document(app: FastAPI) -> dict[str, Any]:
         license_info=app.license_info,
     )
     _, extra = models_json_schema(
-        [(cls, "validation") for cls in (SendBody, RegenerateBody, ChangeBody, ProblemView)], ref_template=_REF
+        [(cls, "validation") for cls in (SendBody, RegenerateBody, ChangeBody, TicketBody, ProblemView)],
+        ref_template=_REF,
     )
     schemas = made.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(extra["$defs"])

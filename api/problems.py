@@ -99,6 +99,12 @@ def unauthorised() -> Problem:
     return Problem(401, "unauthorised", "Unauthorised", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
+def ticket_refused() -> Problem:
+    """401: a ticket that has expired, is of another stream, or was never one."""
+    detail = "This ticket does not open this stream (any more). Ask for a new one: POST /v1/tickets."
+    return Problem(401, "ticket_refused", "Unauthorised", detail)
+
+
 def not_found(what: str) -> Problem:
     """404: absent, deleted, or somebody else's. Nothing in the answer tells which."""
     return Problem(404, "not_found", "Not found", f"There is no such {what}.")

@@ -28,6 +28,8 @@ class ApiSettings(ProcessSettings):
     requests_per_minute_paid: int = Field(default=60_000, ge=1, le=60_000_000)
     """The same of the other tier."""
 
+    ticket_s: int = Field(default=300, ge=1, le=86_400)
+    """How long a ticket opens its stream, also again after a broken connection."""
     append_timeout_s: float = Field(default=10.0, gt=0)
     """How long a send waits for Kafka before it is answered with 503."""
     heartbeat_s: float = Field(default=15.0, gt=0)

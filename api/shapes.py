@@ -104,6 +104,14 @@ class ConversationItem(Shape):
     updated_at: str
 
 
+class TicketView(Shape):
+    """`events_url` opens the stream without a key until `expires_at`; an open stream goes on after that."""
+
+    ticket: str
+    events_url: str
+    expires_at: str
+
+
 class ConversationPage(Shape):
     """Conversations, the latest changed first."""
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from api import pages
 from api.bodies import ChangeBody, read
-from api.context import TheCaller, TheService, TheTrail, answer, own
+from api.context import TheCaller, TheFollower, TheService, TheTrail, answer, own
 from api.conversations import shown
 from api.following import cursor_of
 from api.openapi import FEED, body_of, problems
@@ -99,7 +99,7 @@ async def messages(
 async def events(
     conversation_id: str,
     the: TheService,
-    caller: TheCaller,
+    caller: TheFollower,
     last_event_id: Annotated[str | None, Header(description="The cursor after which to go on.")] = None,
     after: Annotated[str | None, Query(description="The same, for clients that cannot set headers.")] = None,
 ) -> Response:

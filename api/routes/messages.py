@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from api.accounts import Caller
 from api.bodies import RegenerateBody, SendBody, read
-from api.context import Service, TheCaller, TheService, TheTrail, Trail, answer, own, own_reply
+from api.context import Service, TheCaller, TheFollower, TheService, TheTrail, Trail, answer, own, own_reply
 from api.following import cursor_of, events_url
 from api.messages import queued_reply, sent_message
 from api.openapi import STREAM, body_of, problems
@@ -73,7 +73,7 @@ async def get(message_id: str, the: TheService, caller: TheCaller) -> Response:
 async def events(
     message_id: str,
     the: TheService,
-    caller: TheCaller,
+    caller: TheFollower,
     last_event_id: Annotated[str | None, Header(description="The offset after which to go on.")] = None,
     after: Annotated[str | None, Query(description="The same, for clients that cannot set headers.")] = None,
 ) -> Response:

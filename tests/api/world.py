@@ -157,6 +157,9 @@ class Process:
             views=world.views,
             health=self.health,
             metrics=metrics,
+            secret=world.ids.secret,
+            ticket_ms=300_000,
+            now_ms=world.now_ms,
         )
         self.asgi = create_app(service)
         self.app = Edge(self.asgi, metrics)
