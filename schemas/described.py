@@ -9,11 +9,9 @@ import inspect
 import textwrap
 import types
 import typing
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
-
-from schemas.values import TimeMs
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,9 +55,9 @@ def values_of(cls: type[msgspec.Struct]) -> tuple[type[msgspec.Struct], ...]:
 
 def written(kind: Any) -> str:
     """A type as a reader of JSON thinks of it: `integer`, `"free" | "paid"`, `list of Notice`."""
-    if kind == TimeMs:
-        return "time, ms"
     origin = get_origin(kind)
+    if origin is Annotated:
+        return written(get_args(kind)[0])
     if origin is Literal:
         return " | ".join(f'"{value}"' for value in get_args(kind))
     if origin in (typing.Union, types.UnionType):
