@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 from infra.errors import PortTaken
 
 HOST = "127.0.0.1"
+TRIES = 100
 
 
 def is_free(port: int, host: str = HOST) -> bool:
@@ -41,3 +43,20 @@ def choose(wanted: int, remembered: int | None, *, part: str, setting: str, host
     if remembered and is_free(remembered, host):
         return remembered
     return free_port()
+
+
+def choose_run(wanted: int, remembered: int | None, names: Sequence[str], *, setting: str, host: str = HOST) -> int:
+    """The first of as many ports in a row as there are names; as `choose` otherwise.
+
+    Raises PortTaken.
+    """
+    if wanted:
+        for number, part in enumerate(names):
+            choose(wanted + number, None, part=part, setting=setting, host=host)
+        return wanted
+    for first in (remembered, *(free_port() for _ in range(TRIES))):
+        if first and all(is_free(first + number, host) for number in range(len(names))):
+            return first
+    raise PortTaken(
+        f"No {len(names)} ports in a row are free for {names[0]} and those after it; choose with {setting}."
+    )

@@ -1,5 +1,6 @@
 """The loops while their broker is killed and comes back."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -41,12 +42,25 @@ class Broker:
         self.bootstrap = ready["environment"]["TURNLOG_KAFKA_BOOTSTRAP"]
 
     def kill(self) -> None:
-        status = json.loads(self._turnlog("status", "--json"))
-        (pid,) = [part["pid"] for part in status["parts"] if part["name"] == "kafka"]
-        os.kill(int(pid), signal.SIGKILL)
+        os.kill(self._pid(), signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """It answers nothing meanwhile."""
+        pid = self._pid()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def close(self) -> None:
         self._turnlog("down")
+
+    def _pid(self) -> int:
+        status = json.loads(self._turnlog("status", "--json"))
+        (pid,) = [part["pid"] for part in status["parts"] if part["name"] == "kafka"]
+        return int(pid)
 
     def _turnlog(self, command: str, *options: str, environment: dict[str, str] | None = None) -> str:
         done = subprocess.run(
@@ -149,12 +163,12 @@ def test_a_writer_that_gives_up_says_so(broker: Broker) -> None:
     place = OnKafka(broker.bootstrap)
     writer = place.log.writer("test", delivery_timeout_s=5)
     writer.append(Output(event=renamed(0))).result(30)
-    broker.kill()
-    appended = [writer.append(Output(event=renamed(number))) for number in range(10)]
-    with pytest.raises(NotAppended):
-        appended[-1].result(20)
-    with pytest.raises(NotAppended):
-        writer.flush(10)
+    with broker.silent():
+        appended = [writer.append(Output(event=renamed(number))) for number in range(10)]
+        with pytest.raises(NotAppended):
+            appended[-1].result(20)
+        with pytest.raises(NotAppended):
+            writer.flush(10)
     place.log.close()
 
 
