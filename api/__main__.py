@@ -95,7 +95,6 @@ async def serve(settings: ApiSettings, process: Process) -> None:
         views=views,
         health=health,
         metrics=metrics,
-        secret=ids.secret,
         ticket_ms=settings.ticket_s * 1000,
         now_ms=now_ms,
     )

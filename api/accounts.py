@@ -16,10 +16,11 @@ import msgspec
 import structlog
 
 from api.stores import Rate
-from schemas.codec import Undecodable, decode
+from schemas.codec import Undecodable
 from schemas.events import AccountOpened, Event, KeyIssued, LimitsChanged, TierChanged
 from schemas.topics import ACCOUNTS
 from schemas.values import Tier
+from streams.log.encoding import decoded
 from streams.log.log import BEGINNING, Log, Reader
 from streams.log.steps import LogError, Partition, Record
 
@@ -163,13 +164,7 @@ class AccountsReader:
         event = None
         if record.value is not None:
             try:
-                event = decode(
-                    record.value,
-                    record.headers,
-                    topic=record.topic,
-                    partition=record.partition,
-                    offset=record.offset,
-                ).event
+                event = decoded(record).event
             except Undecodable as error:
                 log.warning("record of an account cannot be read", reason=str(error))
                 return

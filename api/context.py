@@ -48,7 +48,6 @@ class Service:
     views: Views
     health: Health
     metrics: Metrics
-    secret: bytes
     ticket_ms: int
     """How long a ticket opens its stream."""
     now_ms: Callable[[], int]
@@ -115,7 +114,7 @@ async def _follower(
     if ticket is None:
         return await _caller(request, credentials)
     the = service(request)
-    found = tickets.read(ticket, the.secret, the.now_ms())
+    found = tickets.read(ticket, the.ids.secret, the.now_ms())
     if found is None or found.stream_id not in request.path_params.values():
         raise ticket_refused()
     return _admitted(request, the, the.accounts.caller_of(found.account_id, found.key_id))

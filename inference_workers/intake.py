@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import structlog
 
-from schemas.codec import Envelope, Undecodable, decode
+from schemas.codec import Envelope, Undecodable
 from schemas.events import Event, GenerationRequested
 from schemas.values import PRIORITIES
+from streams.log.encoding import decoded
 from streams.log.log import Reader
 from streams.log.steps import Record
 
@@ -59,9 +60,7 @@ class Intake:
 
 def _decoded(record: Record) -> Envelope[Event] | None:
     try:
-        return decode(
-            record.value, record.headers, topic=record.topic, partition=record.partition, offset=record.offset
-        )
+        return decoded(record)
     except Undecodable as error:
         logger.error("record_undecodable", reason=str(error))  # noqa: TRY400 - the reason says it all
         return None

@@ -67,7 +67,8 @@ class KnownAccounts:
 
 def fold(records: Iterable[Record]) -> KnownAccounts:
     """The accounts after these records, in their order per key. A record that cannot be read counts for nothing."""
-    from schemas.codec import Undecodable, decode
+    from schemas.codec import Undecodable
+    from streams.log.encoding import decoded
 
     facts: dict[str, Event] = {}
     for record in records:
@@ -77,13 +78,7 @@ def fold(records: Iterable[Record]) -> KnownAccounts:
             facts.pop(record.key, None)
             continue
         with contextlib.suppress(Undecodable):
-            facts[record.key] = decode(
-                record.value,
-                record.headers,
-                topic=record.topic,
-                partition=record.partition,
-                offset=record.offset,
-            ).event
+            facts[record.key] = decoded(record).event
     return KnownAccounts(facts)
 
 

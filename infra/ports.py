@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from itertools import chain
 
 from infra.errors import PortTaken
 
@@ -54,7 +55,7 @@ def choose_run(wanted: int, remembered: int | None, names: Sequence[str], *, set
         for number, part in enumerate(names):
             choose(wanted + number, None, part=part, setting=setting, host=host)
         return wanted
-    for first in (remembered, *(free_port() for _ in range(TRIES))):
+    for first in chain([remembered], (free_port() for _ in range(TRIES))):
         if first and all(is_free(first + number, host) for number in range(len(names))):
             return first
     raise PortTaken(

@@ -7,8 +7,9 @@ A dead letter is the record as it was (key, value, headers), in `<topic>.dead`, 
 from collections import deque
 from collections.abc import Sequence
 
-from schemas.codec import Undecodable, decode
+from schemas.codec import Undecodable
 from schemas.topics import dead
+from streams.log.encoding import decoded
 from streams.log.log import RecordWriter
 from streams.log.steps import Appended, Arrived, Record, TooManyDead
 
@@ -73,13 +74,7 @@ class Intake:
         dead_ones: list[tuple[Record, Undecodable]] = []
         for record in records:
             try:
-                envelope = decode(
-                    record.value,
-                    record.headers,
-                    topic=record.topic,
-                    partition=record.partition,
-                    offset=record.offset,
-                )
+                envelope = decoded(record)
             except Undecodable as error:
                 dead_ones.append((record, error))
             else:

@@ -1,10 +1,10 @@
-"""From an output to the record that is written: the same on every implementation of the log."""
+"""From an output to the record that is written, and from a record to what it says: the same on every log."""
 
 from typing import NamedTuple
 
-from schemas.codec import Envelope, encode
+from schemas.codec import Envelope, decode, encode
 from schemas.events import Event
-from streams.log.steps import Output
+from streams.log.steps import Output, Record
 from streams.log.trace import child
 
 
@@ -31,6 +31,11 @@ def encoded(output: Output, source: str, now_ms: int) -> Encoded:
     key = event.key() if output.key is None else output.key
     value, headers = encode(_envelope(output, event, source, now_ms))
     return Encoded(topic, key, value, headers, output.partition)
+
+
+def decoded(record: Record) -> Envelope[Event]:
+    """What a record says. Raises `Undecodable`, which names the record's place."""
+    return decode(record.value, record.headers, topic=record.topic, partition=record.partition, offset=record.offset)
 
 
 def _envelope(output: Output, event: Event, source: str, now_ms: int) -> Envelope[Event]:

@@ -157,7 +157,6 @@ class Process:
             views=world.views,
             health=self.health,
             metrics=metrics,
-            secret=world.ids.secret,
             ticket_ms=300_000,
             now_ms=world.now_ms,
         )
