@@ -23,6 +23,7 @@ run: setup
 	@exec $(BIN)/turnlog up $(UP)
 
 test: setup
+	@tests/clients/install.sh
 	$(BIN)/python -m pytest $(TESTS)
 
 check: setup
