@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from schemas.events import EVENTS, Event
+from schemas.events import EVENTS, Event, MessageSubmitted
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -66,7 +66,9 @@ def type_name(cls: type[Event]) -> str:
 
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 
-UPCASTS: Mapping[str, tuple[type[Event], Upcast]] = {}
+UPCASTS: Mapping[str, tuple[type[Event], Upcast]] = {
+    "turnlog.MessageSubmitted.v1": (MessageSubmitted, lambda members: members),  # v2 has more, with defaults
+}
 """Type on the wire of an older version -> (today's class, function from its members to today's)."""
 
 _TYPES: dict[bytes, type[Event]] = {type_name(cls).encode(): cls for cls in EVENTS}

@@ -36,11 +36,15 @@ def members(cls: type[msgspec.Struct]) -> tuple[Member, ...]:
         Member(
             name=field.encode_name,
             type=written(field.type),
-            default=None if field.required else msgspec.json.encode(field.default).decode(),
+            default=None if field.required else msgspec.json.encode(_default(field)).decode(),
             description=described.get(field.name, ""),
         )
         for field in msgspec.structs.fields(cls)
     )
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def values_of(cls: type[msgspec.Struct]) -> tuple[type[msgspec.Struct], ...]:
@@ -64,6 +68,8 @@ def written(kind: Any) -> str:
         return " | ".join(written(part) for part in get_args(kind))
     if origin is tuple:
         return f"list of {written(get_args(kind)[0])}"
+    if origin is dict:
+        return f"object of {written(get_args(kind)[1])}"
     names = {str: "text", int: "integer", float: "number", bool: "boolean", type(None): "null"}
     return names.get(kind) or str(kind.__name__)
 

@@ -52,9 +52,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageSubmitted(Event, frozen=True):
-    """A user message was accepted, together with the id of the reply that will answer it."""
+    """A user message was accepted, together with the id of the reply that will answer it.
+
+    Version 2 added `history` and `metadata`.
+    """
 
     TOPIC = "messages"
+    VERSION = 2
 
     conversation_id: str
     message_id: str
@@ -77,6 +81,12 @@ class MessageSubmitted(Event, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     system: str | None = None
+    """Absent: the one that holds on its branch; empty: none from here on."""
+    history: tuple[PromptMessage, ...] = ()
+    """What was said before it, as a client that keeps the conversation itself tells it; what stands before it on its
+    branch is not taken then."""
+    metadata: dict[str, str] = {}
+    """What the client wants to find on it again."""
 
     def identity(self) -> str:
         return self.message_id

@@ -42,6 +42,8 @@ _EVENTS: tuple[e.Event, ...] = (
         seed=42,
         stop=("\n\n",),
         system="You are brief.",
+        history=(PromptMessage(role="user", content="Hello."), PromptMessage(role="assistant", content="Hello!")),
+        metadata={"topic": "logs"},
     ),
     e.RegenerationRequested(
         conversation_id=CONVERSATION,

@@ -10,7 +10,8 @@ is down, any API process can tell whether an id belongs to the caller, and which
 message is in. An id of another account has a wrong tag, exactly like one that does not exist.
 
 With a client message id the unique bytes are a MAC of account and client message id, so that a repeated send gives
-the same ids without shared state; without one they are a UUIDv7 (conversation) or random (message).
+the same ids without shared state; without one they are a UUIDv7 (conversation) or random (message). Of a conversation
+that a client names itself they are a MAC of account and name.
 """
 
 import base64
@@ -53,6 +54,11 @@ class Identities(msgspec.Struct, frozen=True):
             unique = uuid_utils.uuid7().bytes
         else:
             unique = self._mac("unique-conv", account_id, client_message_id.encode())[:_CONVERSATION]
+        return self._written("conv", account_id, unique)
+
+    def named_conversation(self, account_id: str, name: str) -> str:
+        """The id of the conversation that a client calls by a name of its own."""
+        unique = self._mac("unique-name", account_id, name.encode())[:_CONVERSATION]
         return self._written("conv", account_id, unique)
 
     def message(self, account_id: str, conversation_id: str, client_message_id: str | None) -> str:

@@ -15,3 +15,8 @@ TEMPERATURE_MAX = 2.0
 SEED_MAX = 2**63 - 1
 RECORD_BYTES_MAX = 4_194_304
 """Bytes of one Kafka record; a prompt (context window) must fit."""
+HISTORY_MESSAGES_MAX = 1_000
+"""Messages that a client may bring along with a new one."""
+METADATA_PAIRS_MAX = 16
+METADATA_NAME_CHARS_MAX = 64
+METADATA_VALUE_CHARS_MAX = 512

@@ -91,7 +91,9 @@ def _with_system(path: tuple[Message, ...], readable: list[Message]) -> list[Mes
     bringing = [
         message
         for message in path
-        if message not in readable and isinstance(message.request, MessageSubmitted) and message.request.system
+        if message not in readable
+        and isinstance(message.request, MessageSubmitted)
+        and message.request.system is not None
     ]
     return [*bringing[-1:], *readable]
 

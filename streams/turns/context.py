@@ -1,12 +1,13 @@
 """The context of a turn: which messages of its branch the model gets. A sliding window, in whole blocks.
 
 1. The system prompt (the newest on the branch) and the newest message are always in.
-2. Replies that were refused or are empty are left out; messages of one role that then follow each other are joined,
+2. A message that brought a history of its own is preceded by that, and by nothing else of its branch.
+3. Replies that were refused or are empty are left out; messages of one role that then follow each other are joined,
    because chat templates want roles to alternate.
-3. Everything fits: when prompt and output exceed the model's context, old messages are dropped. The cut is moved in
+4. Everything fits: when prompt and output exceed the model's context, old messages are dropped. The cut is moved in
    blocks of a quarter of the room, counted from the root, so that from turn to turn the prefix mostly stays and the
    engine's prefix cache hits. The window begins with a user message.
-4. A message that does not fit alone shortens the output, down to `OUTPUT_TOKENS_MIN`; then it is too large.
+5. A message that does not fit alone shortens the output, down to `OUTPUT_TOKENS_MIN`; then it is too large.
 
 Tokens are estimated from bytes (`Model.bytes_per_token`); the worker's tokenizer has the last word.
 """
@@ -57,16 +58,17 @@ def fit(path: Sequence[Message], model: Model, output_tokens: int | None) -> Fit
         model: whose limits count.
         output_tokens: longest output that was asked for; None: the model's default.
     """
+    path = _self_contained(path)
     system = system_prompt(path)
-    spoken = [message for message in path if _counts(message)]
-    costs = [estimate(message.text, model) for message in spoken]
+    spoken = [said for message in path for said in _spoken(message)]
+    costs = [estimate(said.content, model) for said in spoken]
     fixed = estimate(system, model) if system else 0
     alone = fixed + costs[-1]
     if alone + OUTPUT_TOKENS_MIN > model.context_tokens:
         return TooLarge(prompt_tokens=alone, prompt_tokens_max=model.context_tokens - OUTPUT_TOKENS_MIN)
     asked = min(output_tokens or model.output_tokens_default, model.output_tokens_max)
     output = min(asked, model.context_tokens - alone)
-    start = _start([message.role for message in spoken], costs, model.context_tokens - output - fixed)
+    start = _start([said.role for said in spoken], costs, model.context_tokens - output - fixed)
     return Fitted(
         prompt=_prompt(system, spoken[start:]),
         prompt_tokens=fixed + sum(costs[start:]),
@@ -83,8 +85,22 @@ def system_prompt(path: Sequence[Message]) -> str | None:
     return None
 
 
-def _counts(message: Message) -> bool:
-    return message.role == "user" or (message.status != "refused" and message.text != "")
+def _self_contained(path: Sequence[Message]) -> Sequence[Message]:
+    """The path from the newest message on that brought its own history."""
+    for index in range(len(path) - 1, -1, -1):
+        request = path[index].request
+        if path[index].role == "user" and isinstance(request, MessageSubmitted) and request.history:
+            return path[index:]
+    return path
+
+
+def _spoken(message: Message) -> tuple[PromptMessage, ...]:
+    """What was said with a message: its history, and itself unless it does not count."""
+    request = message.request
+    before = request.history if message.role == "user" and isinstance(request, MessageSubmitted) else ()
+    if message.role == "assistant" and (message.status == "refused" or message.text == ""):
+        return ()
+    return (*before, PromptMessage(role=message.role, content=message.text))
 
 
 def _start(roles: Sequence[str], costs: Sequence[int], room: int) -> int:
@@ -100,14 +116,14 @@ def _start(roles: Sequence[str], costs: Sequence[int], room: int) -> int:
     return next(starts, last)
 
 
-def _prompt(system: str | None, messages: Sequence[Message]) -> tuple[PromptMessage, ...]:
+def _prompt(system: str | None, spoken: Sequence[PromptMessage]) -> tuple[PromptMessage, ...]:
     prompt: list[PromptMessage] = [PromptMessage(role="system", content=system)] if system else []
-    for message in messages:
-        if prompt and prompt[-1].role == message.role:
-            joined = f"{prompt[-1].content}\n\n{message.text}"
-            prompt[-1] = PromptMessage(role=message.role, content=joined)
+    for said in spoken:
+        if prompt and prompt[-1].role == said.role:
+            joined = f"{prompt[-1].content}\n\n{said.content}"
+            prompt[-1] = PromptMessage(role=said.role, content=joined)
         else:
-            prompt.append(PromptMessage(role=message.role, content=message.text))
+            prompt.append(said)
     return tuple(prompt)
 
 

@@ -58,7 +58,14 @@ def weighed(held: Held) -> Held:
 
 def _chars(message: Message) -> int:
     system = message.request.system if isinstance(message.request, MessageSubmitted) else None
-    return MESSAGE_CHARS + len(message.text) + (len(system or "") if message.role == "user" else 0)
+    return MESSAGE_CHARS + _text_chars(message) + (len(system or "") if message.role == "user" else 0)
+
+
+def _text_chars(message: Message) -> int:
+    """Of what can be forgotten."""
+    request = message.request
+    brought = request.history if message.role == "user" and isinstance(request, MessageSubmitted) else ()
+    return len(message.text) + sum(len(said.content) for said in brought)
 
 
 def text_chars(held: Held) -> int:
@@ -93,7 +100,7 @@ def without_old_text(held: Held, chars_max: int) -> Held:
             continue
         if message.position >= keep_from or chars <= chars_max // 2:
             break
-        chars -= len(message.text)
+        chars -= _text_chars(message)
         until = message.position
     if until == held.stubs_until:
         return held
@@ -112,6 +119,6 @@ def _stub(message: Message) -> Message:
     return replace(
         message,
         text="",
-        request=replace(request, content="") if isinstance(request, MessageSubmitted) else request,
+        request=replace(request, content="", history=()) if isinstance(request, MessageSubmitted) else request,
         stored=replace(message.stored, text="") if message.stored is not None else None,
     )

@@ -54,6 +54,9 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(get_args(kind))
     if origin in (typing.Union, types.UnionType):
         return st.one_of([of_type(part) for part in get_args(kind)])
+    if origin is dict:
+        names, values = get_args(kind)
+        return st.dictionaries(of_type(names), of_type(values), max_size=3)
     if origin is tuple:
         return st.lists(of_type(get_args(kind)[0]), max_size=3).map(tuple)
     return struct(kind)

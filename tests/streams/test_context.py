@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from schemas.conversation import Message
 from schemas.events import MessageSubmitted
 from schemas.models import SMOLLM2, Model
+from schemas.values import PromptMessage
 from streams.turns.context import OUTPUT_TOKENS_MIN, Fitted, TooLarge, estimate, fit
 from tests.streams.events import stored, submitted
 
@@ -43,6 +44,10 @@ def said(path: list[Message], model: Model = SMALL, output: int | None = None) -
     fitted = fit(path, model, output)
     assert isinstance(fitted, Fitted)
     return [(message.role, message.content) for message in fitted.prompt]
+
+
+def texts(path: list[Message]) -> list[str]:
+    return [text for _, text in said(path)]
 
 
 def test_a_short_conversation_is_there_whole_with_the_newest_system_prompt() -> None:
@@ -116,3 +121,34 @@ def test_the_window_moves_in_blocks_so_that_the_prefix_mostly_stays() -> None:
         path.append(reply(number, f"an answer of some length {number:03}"))
     moves = sum(1 for before, now in pairwise(firsts) if before != now)
     assert 0 < moves <= 60 * 30 // (350 // 4) + 1
+
+
+def test_a_message_that_brings_its_history_is_preceded_by_that_and_nothing_else() -> None:
+    brought = (PromptMessage(role="user", content="theirs"), PromptMessage(role="assistant", content="indeed"))
+    event = submitted(2, content="and now?", system="of theirs", history=brought)
+    path = [
+        user(1, "of the branch", "of the branch"),
+        reply(1, "unseen"),
+        _message(event, event.message_id, "user", "and now?"),
+    ]
+    assert texts(path) == ["of theirs", "theirs", "indeed", "and now?"]
+    follow_up = [*path, reply(2, "so"), user(3, "more")]
+    assert texts(follow_up) == ["of theirs", "theirs", "indeed", "and now?", "so", "more"]
+
+
+def test_a_history_is_windowed_like_the_branch() -> None:
+    brought = tuple(
+        PromptMessage(role="user" if n % 2 == 0 else "assistant", content=f"{n:04} " + "x" * 60) for n in range(40)
+    )
+    event = submitted(1, content="newest", history=brought)
+    fitted = fit([_message(event, event.message_id, "user", "newest")], SMALL, 50)
+    assert isinstance(fitted, Fitted)
+    assert fitted.prompt_tokens + fitted.output_tokens_max <= SMALL.context_tokens
+    assert fitted.prompt[0].role == "user"
+    assert fitted.prompt[-1].content == "newest"
+    assert 1 < len(fitted.prompt) < 41
+
+
+def test_an_empty_system_prompt_ends_the_one_before() -> None:
+    path = [user(1, "one", "be brief"), reply(1, "ok"), user(2, "two", "")]
+    assert texts(path) == ["one", "ok", "two"]

@@ -16,8 +16,10 @@ from schemas.events import (
     GenerationAdmitted,
     GenerationCancelled,
     GenerationDeclined,
+    MessageSubmitted,
 )
 from schemas.models import SMOLLM2
+from schemas.values import PromptMessage
 from streams.turns.policy import Policy
 from streams.turns.step import Turns
 from tests.streams.driver import NUMBER, Driver, of
@@ -242,6 +244,21 @@ def test_old_text_is_forgotten_and_nothing_else() -> None:
     assert drive.take(submitted(1)) == []
     assert declined(drive.take(submitted(30, parent_id="rep_a1")))[0][2] == "message_archived"
     assert prompt(drive.take(submitted(31, parent_id="rep_a20")))[-1] == "message 31"
+
+
+def test_a_history_counts_as_text_and_is_forgotten_with_it() -> None:
+    drive = driver(window_chars_max=20_000)
+    brought = (PromptMessage(role="user", content="x" * 3_000),)
+    for number in range(1, 9):
+        drive.take(submitted(number, history=brought), stored(number))
+    turns = drive.step
+    assert isinstance(turns, Turns)
+    held = turns.shard(NUMBER).held["conv_a"]
+    assert held.stubs_until > 0
+    requests = [message.request for message in held.conversation.messages.values() if message.role == "user"]
+    assert isinstance(requests[0], MessageSubmitted)
+    assert requests[0].history == ()
+    assert held.chars < 20_000 + 17 * 1_000
 
 
 def test_a_full_conversation_refuses() -> None:
