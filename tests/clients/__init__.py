@@ -1,0 +1,1 @@
+"""The clients that people use, run against the real product."""
