@@ -17,6 +17,7 @@ from api.app import create_app
 from api.clickhouse_views import ClickHouseViews
 from api.context import Service
 from api.conversations import Conversations
+from api.cors import let_in
 from api.edge import Edge
 from api.feed import Feeds
 from api.feed_response import FeedAnswers
@@ -99,7 +100,7 @@ async def serve(settings: ApiSettings, process: Process) -> None:
         now_ms=now_ms,
     )
     server = Server(
-        Edge(create_app(service), metrics),
+        let_in(Edge(create_app(service), metrics), settings.origins),
         address=settings.api_host,
         port=settings.api_port,
         interface=Interfaces.ASGINL,

@@ -2,6 +2,7 @@
 
 from pydantic import Field, SecretStr, field_validator
 
+from api.cors import origins_of
 from api.reading import Patience
 from api.stores import PageLimit
 from schemas.models import DEFAULT_MODELS, Model, parse_models
@@ -22,6 +23,9 @@ class ApiSettings(ProcessSettings):
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8080, ge=1, le=65535)
     """Several processes may share one: the kernel spreads connections (SO_REUSEPORT)."""
+
+    cors_origins: str = ""
+    """Origins whose pages may use the API from a browser, with commas between; `*`: all."""
 
     requests_per_minute_free: int = Field(default=60, ge=1, le=60_000_000)
     """Accepted sends and regenerations of an account of this tier, unless it has limits of its own."""
@@ -49,6 +53,17 @@ class ApiSettings(ProcessSettings):
         if value:
             parse_models(value)
         return value or None
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_are_valid(cls, value: str) -> str:
+        origins_of(value)
+        return value
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins that are let in."""
+        return origins_of(self.cors_origins)
 
     @property
     def served(self) -> tuple[Model, ...]:
