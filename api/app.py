@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from api import openapi
 from api.context import Service
+from api.formats import errors
 from api.problems import Problem, bad_request
 from api.routes import account, conversations, messages, probes, tickets
 
@@ -47,9 +48,8 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-async def _problem(_: Request, error: Any) -> Response:
-    problem: Problem = error
-    return problem.response()
+async def _problem(request: Request, error: Any) -> Response:
+    return errors.response(request.url.path, error)
 
 
 async def _http(request: Request, error: Any) -> Response:
@@ -62,15 +62,17 @@ async def _http(request: Request, error: Any) -> Response:
         detail = f"{request.method} is not possible here{f'; {allowed} is' if allowed else ''}."
     code = {404: "no_such_address", 405: "method_not_allowed", 400: "invalid_request"}.get(status, f"http_{status}")
     title = {404: "Not found", 405: "Method not allowed", 400: "Bad request"}.get(status, detail)
-    return Problem(status, code, title, detail, headers=error.headers).response()
+    return errors.response(request.url.path, Problem(status, code, title, detail, headers=error.headers))
 
 
-async def _invalid(_: Request, error: Any) -> Response:
+async def _invalid(request: Request, error: Any) -> Response:
     invalid: RequestValidationError = error
     told = [(str(detail["loc"][-1]), str(detail["msg"])) for detail in invalid.errors()]
-    return bad_request([(field, reason[:1].lower() + reason[1:]) for field, reason in told]).response()
+    problem = bad_request([(field, reason[:1].lower() + reason[1:]) for field, reason in told])
+    return errors.response(request.url.path, problem)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     log.error("request failed", path=request.url.path, exc_info=error)
-    return Problem(500, "internal", "Internal error", "This is a fault of the service, and it is logged.").response()
+    problem = Problem(500, "internal", "Internal error", "This is a fault of the service, and it is logged.")
+    return errors.response(request.url.path, problem)

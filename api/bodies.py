@@ -15,6 +15,7 @@ import hashlib
 import json
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import ClientDisconnect, Request
 
@@ -30,6 +31,7 @@ from schemas.limits import (
     TEMPERATURE_MAX,
     TITLE_CHARS_MAX,
 )
+from schemas.values import PromptMessage
 
 
 def _at_most(limit: int, text: str) -> str:
@@ -100,6 +102,20 @@ class SendBody(Generation):
         if self.parent_id is not None and self.conversation_id is None:
             raise ValueError("parent_id needs conversation_id")
         return self
+
+
+class Brought(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients of other formats bring along with a message; see `MessageSubmitted`."""
+
+    history: tuple[PromptMessage, ...] = ()
+    metadata: dict[str, str] = {}
+    begins: bool = False
+    """The message begins its conversation if nothing else has: the client names conversations itself."""
+    without_system: bool = False
+    """No system prompt holds, whatever the branch has."""
+
+
+NOTHING_BROUGHT = Brought()
 
 
 class RegenerateBody(Generation):

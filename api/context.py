@@ -7,7 +7,7 @@ from typing import Annotated
 
 import structlog
 from fastapi import Depends, Query, Security
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,6 +30,7 @@ from streams.log.trace import child
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 _BEARER = HTTPBearer(auto_error=False, description="An API key.")
+_API_KEY = APIKeyHeader(name="x-api-key", auto_error=False, description="The same, as Anthropic's clients send it.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +97,30 @@ def _check_query(request: Request) -> None:
         raise bad_request([(name, told) for name in unknown])
 
 
-Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
+async def _credential(
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+    api_key: Annotated[str | None, Security(_API_KEY)],
+) -> str | None:
+    return bearer.credentials if bearer is not None else api_key
 
 
-async def _caller(request: Request, credentials: Credentials) -> Caller:
-    if credentials is None or not credentials.credentials:
+Credential = Annotated[str | None, Depends(_credential)]
+
+
+async def _caller(request: Request, credential: Credential) -> Caller:
+    if not credential:
         raise unauthorised()
     the = service(request)
-    return _admitted(request, the, the.accounts.caller(key_hash(credentials.credentials)))
+    return _admitted(request, the, the.accounts.caller(key_hash(credential)))
 
 
 async def _follower(
     request: Request,
-    credentials: Credentials,
+    credential: Credential,
     ticket: Annotated[str | None, Query(description="From `POST /v1/tickets`, instead of a key.")] = None,
 ) -> Caller:
     if ticket is None:
-        return await _caller(request, credentials)
+        return await _caller(request, credential)
     the = service(request)
     found = tickets.read(ticket, the.ids.secret, the.now_ms())
     if found is None or found.stream_id not in request.path_params.values():

@@ -11,15 +11,17 @@ Rules:
 
 from collections.abc import Callable, Mapping
 
+import msgspec
 import structlog
 from starlette.responses import Response
 
 from api.accounts import Caller
 from api.problems import bad_request, gone, not_found
-from api.reading import Patience, Reader
+from api.reading import HEARTBEAT, Patience, Reader
 from api.replay import Unserved, stored_frames
-from api.sse import EventStream, OpenStreams
+from api.sse import EventStream, OpenStreams, Source
 from api.stores import HotStore, LiveFrames, Page, StoreDown, Views
+from api.tails import END_MARK, split
 from schemas.events import ConversationDeleted, Event, MessageSubmitted, RegenerationRequested, ReplyStored
 from schemas.ids import Parsed
 
@@ -46,6 +48,31 @@ def cursor_of(header: str | None, query: str | None) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= CURSOR_DIGITS_MAX):
         raise bad_request([(field, "must be an offset: a whole number from 0")], "invalid_cursor")
     return int(text)
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """A stream as it begins: its first frames, which go out at once, and the reader of what follows them."""
+
+    reader: Reader
+    frames: tuple[bytes, ...] = ()
+    complete: int = 0
+    """The buffer had everything up to this offset, which may be more than the frames."""
+    stored: bool = False
+    """From the stored reply: the whole text is one `delta`."""
+
+
+class Waiting:
+    """A request that waits for a reply's end: among the process's open streams, and stopped with them."""
+
+    def __init__(self, source: Reader, now_s: float) -> None:
+        self.source: Source = source
+        self._beat_s = now_s
+
+    def tick(self, now_s: float, patience: Patience) -> None:
+        """Time has passed: what may have been missed is read."""
+        if now_s - self._beat_s >= patience.heartbeat_s:
+            self._beat_s = now_s
+            self.source.beat()
 
 
 class Streams:
@@ -84,7 +111,7 @@ class Streams:
             now_s=self._now_s,
         )
 
-    def stream(self, reader: Reader, first: bytes = b"", headers: Mapping[str, str] | None = None) -> Response:
+    def stream(self, reader: Source, first: bytes = b"", headers: Mapping[str, str] | None = None) -> Response:
         """The answer that a reader fills."""
         return EventStream(reader, self._open, first=first, headers=headers)
 
@@ -92,6 +119,13 @@ class Streams:
         self, caller: Caller, reply: Parsed, cursor: int, headers: Mapping[str, str] | None = None
     ) -> Response:
         """The stream after a cursor, or 204. Raises `Problem` 404, 410 or 503."""
+        begun = await self.begin(caller, reply, cursor)
+        if begun is None:
+            return Response(status_code=204)
+        return self.stream(begun.reader, b"".join(begun.frames), headers)
+
+    async def begin(self, caller: Caller, reply: Parsed, cursor: int) -> Begun | None:
+        """The stream after a cursor, as it begins; None: there is nothing behind it. Raises `Problem` 404, 410, 503."""
         reader = self.reader(caller, reply, cursor)
         try:
             page: Page | None = await self._hot.page(reply.id, reply.conversation_id, cursor, self._patience.page)
@@ -101,16 +135,15 @@ class Streams:
         if page is not None and page.deleted:
             raise not_found("message")
         if page is not None and page.frames:
-            first = b"".join(page.frames)
-            reader.given(first, cursor + len(page.frames))
-            return self.stream(reader, first, headers)
+            return _given(reader, page.frames, cursor + len(page.frames), complete=page.newest)
         if page is not None and (page.cut or page.ended):
-            return _at_the_end(page, reply, cursor)
+            _check_end(page, reply, cursor)
+            return None
         if page is not None and page.newest > 0:
-            return self.stream(reader, headers=headers)
+            return Begun(reader, complete=cursor)
         stored = await self._stored(caller, reply)
         if stored is None:
-            return self.stream(reader, headers=headers)
+            return Begun(reader, complete=cursor)
         served = stored_frames(stored, cursor)
         if isinstance(served, Unserved):
             why = (
@@ -120,10 +153,40 @@ class Streams:
             )
             raise gone(why, f"/v1/messages/{reply.id}")
         if not served:
-            return Response(status_code=204)
-        first = b"".join(served)
-        reader.given(first, stored.final_offset)
-        return self.stream(reader, first, headers)
+            return None
+        return _given(reader, served, stored.final_offset, complete=stored.final_offset, stored=True)
+
+    async def whole(self, caller: Caller, reply: Parsed) -> Begun:
+        """All that there is of the stream, and a reader that goes on behind it. Raises `Problem` 404, 410 or 503."""
+        begun = await self.begin(caller, reply, 0)
+        if begun is None:
+            raise AssertionError("every stream has its end behind offset 0")
+        frames, reader, complete = list(begun.frames), begun.reader, begun.complete
+        while reader.cursor < complete:
+            try:
+                page = await self._hot.page(reply.id, reply.conversation_id, reader.cursor, self._patience.page)
+            except StoreDown:
+                break  # the reader waits for it
+            if not page.frames:
+                break
+            frames += page.frames
+            reader.given(b"".join(page.frames), reader.cursor + len(page.frames))
+            complete = page.newest
+        return Begun(reader, tuple(frames), complete, begun.stored)
+
+    async def gathered(self, begun: Begun) -> tuple[bytes, ...] | None:
+        """All frames, once the reply has ended; None when that cannot be waited for (shutdown, an outage)."""
+        frames, reader = list(begun.frames), begun.reader
+        waiting = Waiting(reader, self._now_s())
+        self._open.add(waiting)
+        try:
+            while (chunk := await reader.next()) is not None:
+                if chunk != HEARTBEAT:
+                    frames += split(chunk)
+        finally:
+            self._open.remove(waiting)
+            reader.close()
+        return tuple(frames) if reader.finished and frames and END_MARK in frames[-1] else None
 
     async def _stored(self, caller: Caller, reply: Parsed) -> ReplyStored | None:
         """The stored reply, unless it was sent just now. Raises `Problem` 404 for a deleted conversation."""
@@ -150,10 +213,14 @@ class Streams:
         return self._now_ms() - event.submitted_at_ms < JUST_SENT_MS
 
 
-def _at_the_end(page: Page, reply: Parsed, cursor: int) -> Response:
+def _given(reader: Reader, frames: tuple[bytes, ...], cursor: int, *, complete: int, stored: bool = False) -> Begun:
+    reader.given(b"".join(frames), cursor)
+    return Begun(reader, frames, complete, stored)
+
+
+def _check_end(page: Page, reply: Parsed, cursor: int) -> None:
     if page.cut:
         why = f"The stream has no more than {page.newest} events of this reply; the message will have all of it."
         raise gone(why, f"/v1/messages/{reply.id}")
     if cursor > page.newest:
         raise gone(f"The stream ended at offset {page.newest}.", f"/v1/messages/{reply.id}")
-    return Response(status_code=204)

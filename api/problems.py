@@ -75,15 +75,19 @@ class Problem(Exception):
             "detail": self.detail,
             "code": self.code,
         }
-        headers = dict(self.headers)
         if self.retry_after_s is not None:
             body["retry_after_s"] = self.retry_after_s
-            headers["Retry-After"] = str(max(math.ceil(self.retry_after_s), 1))
         if self.errors:
             body["errors"] = [{"field": error.field, "reason": error.reason} for error in self.errors]
         if self.message_url is not None:
             body["message_url"] = self.message_url
-        return Response(to_json(body), self.status, headers, MEDIA_TYPE)
+        return Response(to_json(body), self.status, self.answer_headers(), MEDIA_TYPE)
+
+    def answer_headers(self) -> dict[str, str]:
+        """The headers of the answer, in whatever format."""
+        if self.retry_after_s is None:
+            return self.headers
+        return {**self.headers, "Retry-After": str(max(math.ceil(self.retry_after_s), 1))}
 
 
 def bad_request(errors: Sequence[tuple[str, str]], code: str = "invalid_request") -> Problem:

@@ -12,10 +12,20 @@ import structlog
 
 from api import claims
 from api.accounts import Caller, rate_of
-from api.bodies import Generation, RegenerateBody, SendBody, check_model_limits, digest, unknown_model
+from api.bodies import (
+    NOTHING_BROUGHT,
+    Brought,
+    Generation,
+    RegenerateBody,
+    SendBody,
+    check_model_limits,
+    digest,
+    unknown_model,
+)
 from api.metrics import Metrics
 from api.problems import bad_request, conflict, not_found, rate_limited, unavailable
 from api.stores import Claim, Entry, FirstUse, HotStore, StoreDown, Views
+from schemas.codec import to_json
 from schemas.events import CancellationRequested, Event, MessageSubmitted, RegenerationRequested
 from schemas.ids import Identities, Parsed
 from schemas.models import Model, find
@@ -84,7 +94,7 @@ class Sender:
         self._now_ms = now_ms
         self._pause_s = pause_s
 
-    def submission(self, caller: Caller, body: SendBody) -> MessageSubmitted:
+    def submission(self, caller: Caller, body: SendBody, brought: Brought = NOTHING_BROUGHT) -> MessageSubmitted:
         """The event of a send. Raises `Problem` for a bad model, conversation or parent."""
         self._check_model(body)
         account_id, client_id = caller.account_id, body.client_message_id
@@ -100,9 +110,9 @@ class Sender:
             account_id=account_id,
             tier=caller.tier,
             content=body.content,
-            body_digest=digest(body),
+            body_digest=digest(body) if brought == NOTHING_BROUGHT else digest(body, brought=to_json(brought).decode()),
             submitted_at_ms=self._now_ms(),
-            new_conversation=body.conversation_id is None,
+            new_conversation=body.conversation_id is None or brought.begins,
             client_message_id=client_id,
             parent_id=body.parent_id,
             model=body.model,
@@ -111,7 +121,9 @@ class Sender:
             top_p=body.top_p,
             seed=body.seed,
             stop=tuple(body.stop),
-            system=body.system,
+            system="" if body.system is None and brought.without_system else body.system,
+            history=brought.history,
+            metadata=brought.metadata,
         )
 
     def regeneration(self, caller: Caller, regenerated: Parsed, body: RegenerateBody) -> RegenerationRequested:

@@ -36,7 +36,9 @@ TEXT = st.one_of(
 
 
 @cache
-def of_type(kind: Any) -> st.SearchStrategy[Any]:
+def of_type(  # noqa: PLR0911 - one return a kind of type
+    kind: Any,
+) -> st.SearchStrategy[Any]:
     """Any value of a member's type."""
     plain: dict[Any, st.SearchStrategy[Any]] = {
         str: TEXT,

@@ -125,3 +125,15 @@ def test_ids_of_a_known_secret_stay_as_they_are():
     )
     assert text_digest("grün") == "fe263064ba02eaea"
     assert key_hash("key") == "2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683"
+
+
+def test_a_conversation_that_a_client_names_is_the_same_each_time_and_the_accounts_own():
+    first = IDENTITIES.named_conversation("ann", "chat-1")
+    assert first == IDENTITIES.named_conversation("ann", "chat-1")
+    assert first not in {
+        IDENTITIES.named_conversation("ann", "chat-2"),
+        IDENTITIES.named_conversation("bob", "chat-1"),
+        IDENTITIES.conversation("ann", "chat-1"),
+    }
+    assert IDENTITIES.parse("ann", first) is not None
+    assert IDENTITIES.parse("bob", first) is None

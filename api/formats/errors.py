@@ -1,0 +1,48 @@
+"""Refusals as the clients of each format expect them. The status and what it says are the same as natively.
+
+Sources: https://platform.openai.com/docs/guides/error-codes, https://docs.anthropic.com/en/api/errors
+"""
+
+from starlette.responses import Response
+
+from api.problems import Problem
+from schemas.codec import to_json
+
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    410: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def response(path: str, problem: Problem) -> Response:
+    """The answer to a refused request of this path."""
+    if path.startswith("/openai/"):
+        return _answer(problem, openai_error(problem))
+    if path.startswith("/anthropic/"):
+        return _answer(problem, anthropic_error(problem.status, problem.detail))
+    return problem.response()
+
+
+def openai_error(problem: Problem) -> dict[str, object]:
+    """`{"error": {"message", "type", "param", "code"}}`."""
+    kind = _OPENAI_TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
+    param = problem.errors[0].field if problem.errors else None
+    return {"error": {"message": problem.detail, "type": kind, "param": param, "code": problem.code}}
+
+
+def anthropic_error(status: int, message: str) -> dict[str, object]:
+    """`{"type": "error", "error": {"type", "message"}}`."""
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _answer(problem: Problem, body: dict[str, object]) -> Response:
+    return Response(to_json(body), problem.status, problem.answer_headers(), "application/json")
