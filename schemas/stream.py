@@ -65,11 +65,16 @@ _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\
 
 def frame(offset: int, event: AnyStreamEvent) -> bytes:
     """The native SSE frame of the event at this offset."""
-    data = _ENCODER.encode(_members(event))
+    data = one_line(_ENCODER.encode(_members(event)))
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (offset, _NAMES[type(event)], data)
+
+
+def one_line(data: bytes) -> bytes:
+    """JSON without anything that a reader of server-sent events could take for a line's end."""
     for raw, escaped in _LINE_ENDS:
         if raw in data:
             data = data.replace(raw, escaped)
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (offset, _NAMES[type(event)], data)
+    return data
 
 
 def parse_frame(data: bytes) -> tuple[int, AnyStreamEvent]:

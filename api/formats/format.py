@@ -16,7 +16,8 @@ from typing import Protocol
 
 from api.reading import HEARTBEAT, Reader
 from api.tails import split
-from schemas.stream import AnyStreamEvent, parse_frame
+from schemas.codec import to_json
+from schemas.stream import AnyStreamEvent, one_line, parse_frame
 
 RESET_MARK = b"\nevent: reset\ndata: "
 
@@ -40,6 +41,12 @@ class Writer(Protocol):
 
     def broken(self) -> bytes:
         """What says that the stream ends here and the reply does not."""
+
+
+def event_frame(data: object, name: str | None = None) -> bytes:
+    """A server-sent event: its name where the format gives it one, and its data as JSON on one line."""
+    named = f"event: {name}\n".encode() if name else b""
+    return b"%sdata: %s\n\n" % (named, one_line(to_json(data)))
 
 
 def current_attempt(frames: Iterable[bytes]) -> tuple[tuple[bytes, ...], int]:
