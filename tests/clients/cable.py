@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-_HEAD = re.compile(rb"(GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) (\S+) HTTP/1\.[01]\r\n(.*?)\r\n\r\n", re.DOTALL)
+_HEAD = re.compile(rb"(GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) (\S+) (HTTP/1\.[01])\r\n(.*?)\r\n\r\n", re.DOTALL)
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -32,6 +32,7 @@ class Asked:
 
     method: str
     target: str
+    version: str
     headers: dict[str, str]
 
 
@@ -65,6 +66,10 @@ class Cable:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
+
+    def asked_for(self, path: str) -> list[Asked]:
+        """The requests for a path, with any query, in order."""
+        return [asked for asked in self.asked if asked.target.partition("?")[0] == path]
 
     @property
     def open(self) -> int:
@@ -171,10 +176,10 @@ class Cable:
     def _note(self, question: bytes) -> bytes:
         """Take note of the requests whose heads are whole; what is left of the bytes."""
         for found in _HEAD.finditer(question):
-            lines = found[3].decode("latin-1").split("\r\n")
+            lines = found[4].decode("latin-1").split("\r\n")
             headers = dict(line.split(":", 1) for line in lines if ":" in line)
             told = {name.lower(): value.strip() for name, value in headers.items()}
-            self.asked.append(Asked(found[1].decode(), found[2].decode("latin-1"), told))
+            self.asked.append(Asked(found[1].decode(), found[2].decode("latin-1"), found[3].decode(), told))
         last = question.rfind(b"\r\n\r\n")
         return question[last + 4 :] if last >= 0 else question
 

@@ -1,4 +1,4 @@
-"""One product for the tests of this folder: the scripted engine, frequent heartbeats, tickets of five seconds."""
+"""One product for the tests of this folder: the scripted engine, frequent heartbeats, tickets of four seconds."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from clients.nginx import Nginx
 from clients.sites import Site
 
 HEARTBEAT_S = 0.5
-TICKET_S = 5
+TICKET_S = 4
 
 
 @pytest.fixture(scope="package")

@@ -111,7 +111,8 @@ class Seen:
     reconnects: int = 0
 
     def take(self, frame: bytes) -> None:
-        lines = [line for line in frame.decode().split("\n") if line and not line.startswith(":")]
+        # Neither heartbeats nor the time to wait before a reconnect are part of an event.
+        lines = [line for line in frame.decode().split("\n") if line and not line.startswith((":", "retry:"))]
         members = dict(line.split(": ", 1) for line in lines)
         offset, kind, data = int(members["id"]), members["event"], json.loads(members["data"])
         assert offset == self.offset + 1, f"after {self.offset} came {offset}"

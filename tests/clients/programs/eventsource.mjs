@@ -12,4 +12,9 @@ const types = ['started', 'delta', 'reset', 'notice', 'ended', 'message', 'reply
 for (const type of types) {
   source.addEventListener(type, (event) => print({ id: Number(event.lastEventId), type, data: JSON.parse(event.data) }))
 }
-source.addEventListener('error', (error) => print({ error: error.code ?? null, closed: source.readyState === EventSource.CLOSED }))
+const alive = setInterval(() => {}, 1000) // while it waits to connect again, EventSource does not keep Node.js running
+source.addEventListener('error', (error) => {
+  const closed = source.readyState === EventSource.CLOSED
+  print({ error: error.code ?? null, closed })
+  if (closed) clearInterval(alive)
+})
