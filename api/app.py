@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import openapi
-from api.context import Service
+from api.context import Service, trail
 from api.formats import errors
 from api.problems import Problem, bad_request
-from api.routes import account, conversations, messages, probes, tickets
+from api.routes import account, conversations, durable, messages, probes, tickets
 
 log = structlog.get_logger()
 
@@ -38,8 +38,8 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    for router in (messages.router, tickets.router, conversations.router, account.router, probes.router):
-        app.include_router(router)
+    for part in (messages, tickets, conversations, account, probes, durable):
+        app.include_router(part.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -49,7 +49,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 async def _problem(request: Request, error: Any) -> Response:
-    return errors.response(request.url.path, error)
+    return _refused(request, error)
 
 
 async def _http(request: Request, error: Any) -> Response:
@@ -62,17 +62,21 @@ async def _http(request: Request, error: Any) -> Response:
         detail = f"{request.method} is not possible here{f'; {allowed} is' if allowed else ''}."
     code = {404: "no_such_address", 405: "method_not_allowed", 400: "invalid_request"}.get(status, f"http_{status}")
     title = {404: "Not found", 405: "Method not allowed", 400: "Bad request"}.get(status, detail)
-    return errors.response(request.url.path, Problem(status, code, title, detail, headers=error.headers))
+    return _refused(request, Problem(status, code, title, detail, headers=error.headers))
 
 
 async def _invalid(request: Request, error: Any) -> Response:
     invalid: RequestValidationError = error
     told = [(str(detail["loc"][-1]), str(detail["msg"])) for detail in invalid.errors()]
     problem = bad_request([(field, reason[:1].lower() + reason[1:]) for field, reason in told])
-    return errors.response(request.url.path, problem)
+    return _refused(request, problem)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     log.error("request failed", path=request.url.path, exc_info=error)
     problem = Problem(500, "internal", "Internal error", "This is a fault of the service, and it is logged.")
-    return errors.response(request.url.path, problem)
+    return _refused(request, problem)
+
+
+def _refused(request: Request, problem: Problem) -> Response:
+    return errors.response(request.url.path, problem, trail(request).request_id)

@@ -87,20 +87,33 @@ class Feed:
             raise
         self._loaded.extend(made for one in placed if (made := feed_event(one.offset, one.event)) is not None)
 
+    def ready(self) -> tuple[bytes, ...]:
+        """The events that need not be waited for."""
+        frames: list[bytes] = []
+        while not self._over and (frame := self._next_ready()) is not None:
+            frames.append(frame)
+        return tuple(frames)
+
     async def next(self) -> bytes | None:
         """The next event. None: the feed is over."""
         while not self._over:
             self._woken.clear()
-            while self._loaded or self._live:
-                event = (self._loaded or self._live).popleft()
-                if self._is_new(event):
-                    self.cursor = event.id
-                    self._over = event.last
-                    return event.frame
+            frame = self._next_ready()
+            if frame is not None:
+                return frame
             if self._again:
                 await self._load_or_wait()
             else:
                 await self._woken.wait()
+        return None
+
+    def _next_ready(self) -> bytes | None:
+        while self._loaded or self._live:
+            event = (self._loaded or self._live).popleft()
+            if self._is_new(event):
+                self.cursor = event.id
+                self._over = event.last
+                return event.frame
         return None
 
     def _is_new(self, event: FeedEvent) -> bool:

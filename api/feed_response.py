@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.accounts import Caller
 from api.conversations import Conversations, views_away
-from api.feed import Feeds
+from api.feed import Feed, Feeds
 from api.reading import HEARTBEAT, Patience
 from api.sse import HEADERS, OpenStreams, Source
 from api.stores import StoreDown
@@ -62,13 +62,16 @@ class FeedAnswers:
 
     async def answer(self, caller: Caller, conversation_id: str, cursor: int) -> Response:
         """The feed after a cursor. Raises `Problem` 404 or 503."""
+        return FeedResponse(await self.open(caller, conversation_id, cursor), self._open, self._patience)
+
+    async def open(self, caller: Caller, conversation_id: str, cursor: int) -> Feed:
+        """The feed itself. Raises `Problem` 404 or 503."""
         self._open.admit()
         await self._conversations.load(caller, conversation_id)
         try:
-            feed = await self._feeds.open((caller.account_id, conversation_id), cursor)
+            return await self._feeds.open((caller.account_id, conversation_id), cursor)
         except StoreDown as down:
             raise views_away() from down
-        return FeedResponse(feed, self._open, self._patience)
 
 
 async def _chunks(source: Source) -> AsyncIterator[bytes]:

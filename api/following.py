@@ -9,18 +9,20 @@ Rules:
 4. While Redis is away, a stored reply is served from ClickHouse and everything else waits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
 
 import msgspec
 import structlog
 from starlette.responses import Response
 
 from api.accounts import Caller
-from api.problems import bad_request, gone, not_found
+from api.problems import bad_request, gone, not_found, unavailable
 from api.reading import HEARTBEAT, Patience, Reader
 from api.replay import Unserved, stored_frames
 from api.sse import EventStream, OpenStreams, Source
-from api.stores import HotStore, LiveFrames, Page, StoreDown, Views
+from api.stores import HotStore, LiveFrames, Page, PageLimit, StoreDown, Views
 from api.tails import END_MARK, split
 from schemas.events import ConversationDeleted, Event, MessageSubmitted, RegenerationRequested, ReplyStored
 from schemas.ids import Parsed
@@ -28,6 +30,7 @@ from schemas.ids import Parsed
 log = structlog.get_logger()
 
 CURSOR_DIGITS_MAX = 18
+OFFSET_MAX = 2**53
 JUST_SENT_MS = 10_000
 """For so long after its send a reply without events is waited for, without a look at the stored ones."""
 
@@ -61,18 +64,30 @@ class Begun(msgspec.Struct, frozen=True):
     """From the stored reply: the whole text is one `delta`."""
 
 
-class Waiting:
-    """A request that waits for a reply's end: among the process's open streams, and stopped with them."""
+class Awaited(Protocol):
+    """What a request waits for."""
 
-    def __init__(self, source: Reader, now_s: float) -> None:
-        self.source: Source = source
+    def beat(self) -> None:
+        """Nothing came for a while: look again."""
+
+    def stop(self) -> None:
+        """End the waiting."""
+
+
+class Waiting:
+    """A request that waits: among the process's open streams, and stopped with them."""
+
+    def __init__(self, source: Awaited, now_s: float) -> None:
+        self.source = source
         self._beat_s = now_s
 
-    def tick(self, now_s: float, patience: Patience) -> None:
+    def tick(self, now_s: float, patience: Patience) -> bool:
         """Time has passed: what may have been missed is read."""
-        if now_s - self._beat_s >= patience.heartbeat_s:
+        due = now_s - self._beat_s >= patience.heartbeat_s
+        if due:
             self._beat_s = now_s
             self.source.beat()
+        return due
 
 
 class Streams:
@@ -177,16 +192,37 @@ class Streams:
     async def gathered(self, begun: Begun) -> tuple[bytes, ...] | None:
         """All frames, once the reply has ended; None when that cannot be waited for (shutdown, an outage)."""
         frames, reader = list(begun.frames), begun.reader
-        waiting = Waiting(reader, self._now_s())
-        self._open.add(waiting)
         try:
-            while (chunk := await reader.next()) is not None:
-                if chunk != HEARTBEAT:
-                    frames += split(chunk)
+            with self.waiting(reader):
+                while (chunk := await reader.next()) is not None:
+                    if chunk != HEARTBEAT:
+                        frames += split(chunk)
         finally:
-            self._open.remove(waiting)
             reader.close()
-        return tuple(frames) if reader.finished and frames and END_MARK in frames[-1] else None
+        return tuple(frames) if frames and END_MARK in frames[-1] else None
+
+    @contextmanager
+    def waiting(self, awaited: Awaited) -> Iterator[None]:
+        """A request waits in here, until the process stops."""
+        one = Waiting(awaited, self._now_s())
+        self._open.add(one)
+        try:
+            yield
+        finally:
+            self._open.remove(one)
+
+    async def tail(self, caller: Caller, reply: Parsed) -> tuple[int, bool]:
+        """The newest offset of the stream, and whether it is the end. Raises `Problem` 404 or 503."""
+        try:
+            page = await self._hot.page(reply.id, reply.conversation_id, OFFSET_MAX, PageLimit(1, 1))
+        except StoreDown as down:
+            raise unavailable("redis", "The stream buffers (Redis) cannot be read now.") from down
+        if page.deleted:
+            raise not_found("message")
+        if page.newest > 0:
+            return page.newest, page.ended
+        stored = await self._stored(caller, reply)
+        return (stored.final_offset, True) if stored is not None else (0, False)
 
     async def _stored(self, caller: Caller, reply: Parsed) -> ReplyStored | None:
         """The stored reply, unless it was sent just now. Raises `Problem` 404 for a deleted conversation."""
