@@ -34,7 +34,8 @@ from schemas.limits import (
 from schemas.values import PromptMessage
 
 
-def _at_most(limit: int, text: str) -> str:
+def text_at_most(limit: int, text: str) -> str:
+    """The text. Raises ValueError when it has more bytes in UTF-8."""
     size = len(text.encode())
     if size > limit:
         raise ValueError(f"must have at most {limit} bytes in UTF-8, has {size}")
@@ -44,12 +45,12 @@ def _at_most(limit: int, text: str) -> str:
 Content = Annotated[
     str,
     Field(min_length=1, description=f"At most {CONTENT_BYTES_MAX} bytes in UTF-8."),
-    AfterValidator(lambda text: _at_most(CONTENT_BYTES_MAX, text)),
+    AfterValidator(lambda text: text_at_most(CONTENT_BYTES_MAX, text)),
 ]
 System = Annotated[
     str,
     Field(min_length=1, description=f"At most {SYSTEM_BYTES_MAX} bytes in UTF-8."),
-    AfterValidator(lambda text: _at_most(SYSTEM_BYTES_MAX, text)),
+    AfterValidator(lambda text: text_at_most(SYSTEM_BYTES_MAX, text)),
 ]
 ClientMessageId = Annotated[str, Field(min_length=1, max_length=CLIENT_MESSAGE_ID_CHARS_MAX)]
 Stop = Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]
@@ -61,12 +62,9 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Generation(Body):
+class Options(Body):
     """How a reply is made. What is absent follows the model."""
 
-    client_message_id: ClientMessageId | None = Field(
-        default=None, description="Makes the call idempotent, per account. Without it each call is a new one."
-    )
     model: Annotated[str, Field(min_length=1, max_length=200)] = Field(
         default="auto", description="A name from GET /v1/models, or auto."
     )
@@ -76,6 +74,14 @@ class Generation(Body):
     seed: Annotated[int, Field(ge=0, le=SEED_MAX)] | None = None
     stop: Annotated[list[Stop], Field(max_length=STOP_SEQUENCES_MAX)] = Field(
         default_factory=list, description="The reply ends before any of these texts."
+    )
+
+
+class Generation(Options):
+    """A request for a reply."""
+
+    client_message_id: ClientMessageId | None = Field(
+        default=None, description="Makes the call idempotent, per account. Without it each call is a new one."
     )
 
 

@@ -12,6 +12,9 @@ from starlette.types import ASGIApp
 
 EXPOSED = (
     "X-Request-Id",
+    "Request-Id",
+    "X-Conversation-Id",
+    "X-Reply-Id",
     "Location",
     "Retry-After",
     "ETag",

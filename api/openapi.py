@@ -8,8 +8,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from api.bodies import ChangeBody, RegenerateBody, SendBody, TicketBody
+from api.formats.ai_sdk_bodies import AiSdkBody
+from api.formats.anthropic_bodies import AnthropicBody
 from api.problems import MEDIA_TYPE, ProblemView
 
+_BODIES = (SendBody, RegenerateBody, ChangeBody, TicketBody, AnthropicBody, AiSdkBody)
 _REF = "#/components/schemas/{model}"
 _EXAMPLE_STREAM = (
     'id: 1\nevent: started\ndata: {"message_id":"rep_…","conversation_id":"conv_…","model":"smollm2-135m-instruct",'
@@ -39,6 +42,12 @@ FEED: dict[str, Any] = {
 }
 """What a conversation's feed looks like in the document."""
 
+JSON_OBJECT: dict[str, Any] = {"content": {"application/json": {"schema": {"type": "object"}}}}
+"""An answer whose shape another client's documentation tells."""
+OBJECT_OR_STREAM: dict[str, Any] = {
+    "content": JSON_OBJECT["content"] | {"text/event-stream": {"schema": {"type": "string"}}}
+}
+
 _MEANINGS = {
     400: "Something in the request is wrong; `errors` says which field and why.",
     401: "No valid key.",
@@ -49,6 +58,7 @@ _MEANINGS = {
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
     429: "The rate limit is reached; `retry_after_s` says when to try again.",
+    500: "The reply has failed.",
     503: "Something that is needed does not answer; `code` names it.",
 }
 
@@ -59,6 +69,11 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {
         status: {"description": _MEANINGS[status], "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses
     }
+
+
+def foreign_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The refusals of a call in another client's format, as that format writes them."""
+    return {status: {"description": _MEANINGS[status], **JSON_OBJECT} for status in statuses}
 
 
 def body_of(cls: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
@@ -79,7 +94,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         license_info=app.license_info,
     )
     _, extra = models_json_schema(
-        [(cls, "validation") for cls in (SendBody, RegenerateBody, ChangeBody, TicketBody, ProblemView)],
+        [(cls, "validation") for cls in (*_BODIES, ProblemView)],
         ref_template=_REF,
     )
     schemas = made.setdefault("components", {}).setdefault("schemas", {})

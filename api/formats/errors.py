@@ -8,6 +8,9 @@ from starlette.responses import Response
 from api.problems import Problem
 from schemas.codec import to_json
 
+ANTHROPIC_REQUEST_ID = "request-id"
+"""The header in which Anthropic's clients look for a request's id."""
+
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -22,12 +25,14 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def response(path: str, problem: Problem) -> Response:
+def response(path: str, problem: Problem, request_id: str) -> Response:
     """The answer to a refused request of this path."""
     if path.startswith("/openai/"):
         return _answer(problem, openai_error(problem))
     if path.startswith("/anthropic/"):
-        return _answer(problem, anthropic_error(problem.status, problem.detail))
+        refused = _answer(problem, anthropic_error(problem.status, problem.detail))
+        refused.headers[ANTHROPIC_REQUEST_ID] = request_id
+        return refused
     return problem.response()
 
 
