@@ -54,6 +54,7 @@ class AiSdkWriter:
                 self._texts = True
                 return begun + _chunk("text-delta", id=_TEXT_ID, delta=event.text)
             case Reset():
+                self._model = self._facts.model
                 return self._reset() if self._texts else b""
             case Notified():
                 return _chunk("data-notice", data={"code": event.code, "detail": event.detail}, transient=True)
