@@ -13,7 +13,7 @@ from api import openapi
 from api.context import Service, trail
 from api.formats import errors
 from api.problems import Problem, bad_request
-from api.routes import account, ai_sdk, anthropic, conversations, durable, messages, probes, tickets
+from api.routes import account, ai_sdk, anthropic, conversations, durable, messages, openai, probes, tickets
 
 log = structlog.get_logger()
 
@@ -38,7 +38,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    for part in (messages, tickets, conversations, account, probes, durable, anthropic, ai_sdk):
+    for part in (messages, tickets, conversations, account, probes, durable, anthropic, ai_sdk, openai):
         app.include_router(part.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http)

@@ -10,9 +10,10 @@ from pydantic.json_schema import models_json_schema
 from api.bodies import ChangeBody, RegenerateBody, SendBody, TicketBody
 from api.formats.ai_sdk_bodies import AiSdkBody
 from api.formats.anthropic_bodies import AnthropicBody
+from api.formats.openai_bodies import ChatBody, ResponsesBody
 from api.problems import MEDIA_TYPE, ProblemView
 
-_BODIES = (SendBody, RegenerateBody, ChangeBody, TicketBody, AnthropicBody, AiSdkBody)
+_BODIES = (SendBody, RegenerateBody, ChangeBody, TicketBody, AnthropicBody, AiSdkBody, ResponsesBody, ChatBody)
 _REF = "#/components/schemas/{model}"
 _EXAMPLE_STREAM = (
     'id: 1\nevent: started\ndata: {"message_id":"rep_…","conversation_id":"conv_…","model":"smollm2-135m-instruct",'

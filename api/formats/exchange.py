@@ -3,6 +3,7 @@
 The same events, streams, limits and bills as behind the native API; a reply's id is its id in every format.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -88,13 +89,18 @@ async def send(the: Service, caller: Caller, trail: Trail, event: Request) -> tu
     except BaseException:
         reader.close()
         raise
+    parent_id = event.parent_id if isinstance(event, MessageSubmitted) else None
+    previous_id = parent_id if parent_id and parent_id.startswith("rep_") else None
+    known = facts_of(sent.event, the.models, previous_id)
     begun = Begun(reader)
     if sent.repeated:
         reader.close()
         begun = await the.streams.whole(caller, reply)
-    parent_id = event.parent_id if isinstance(event, MessageSubmitted) else None
-    previous_id = parent_id if parent_id and parent_id.startswith("rep_") else None
-    return sent, Exchange(facts=facts_of(sent.event, the.models, previous_id), begun=begun)
+        with contextlib.suppress(
+            Problem
+        ):  # where it cannot be read now, this request's own time stands for the first's
+            known = await facts(the, caller, reply)
+    return sent, Exchange(facts=known, begun=begun)
 
 
 async def facts(the: Service, caller: Caller, reply: Parsed) -> Facts:
@@ -129,19 +135,34 @@ def streamed(the: Service, exchange: Exchange, writer: Writer, headers: Mapping[
     """The stream in a format, from its beginning, as far as it counts."""
     frames, _ = current_attempt(exchange.begun.frames)
     first = writer.begin() + written(writer, frames)
-    named = {
-        CONVERSATION_HEADER: exchange.facts.conversation_id,
-        REPLY_HEADER: exchange.facts.reply_id,
-        **(headers or {}),
-    }
+    return followed(the, exchange, writer, first, headers)
+
+
+def followed(
+    the: Service, exchange: Exchange, writer: Writer, first: bytes, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The stream in a format whose writer has taken all the frames of its beginning."""
+    named = {**headers_of(exchange.facts), **(headers or {})}
     return the.streams.stream(Rendered(exchange.begun.reader, writer), first, named)
+
+
+def headers_of(facts: Facts) -> dict[str, str]:
+    """The headers that name a reply in every answer about it."""
+    return {CONVERSATION_HEADER: facts.conversation_id, REPLY_HEADER: facts.reply_id}
 
 
 async def finished(the: Service, exchange: Exchange) -> Running:
     """The reply, once it has ended. Raises `Problem` 503 when that cannot be waited for; the reply goes on."""
-    frames = await the.streams.gathered(exchange.begun)
-    reply = running(Live({}, frames)) if frames is not None else None
+    reply = running(Live({}, await ended_frames(the, exchange)))
     if reply is None:
+        raise AssertionError("a reply that has ended has frames")
+    return reply
+
+
+async def ended_frames(the: Service, exchange: Exchange) -> tuple[bytes, ...]:
+    """All frames of the reply, once it has ended. Raises `Problem` 503 as `finished` does."""
+    frames = await the.streams.gathered(exchange.begun)
+    if frames is None:
         detail = f"The reply goes on and can be read later; its id is {exchange.facts.reply_id}."
         raise Problem(503, "reply_unfinished", "Service unavailable", detail, headers=DO_NOT_RETRY)
-    return reply
+    return frames
