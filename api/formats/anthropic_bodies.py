@@ -70,6 +70,7 @@ _BLOCKS = {
     },
 }
 _TEXT_OR_BLOCKS = WithJsonSchema({"anyOf": [{"type": "string"}, _BLOCKS]})
+_TEXT_OR_BLOCKS_OR_NOT = WithJsonSchema({"anyOf": [{"type": "string"}, _BLOCKS, {"type": "null"}]})
 _NOTHING = WithJsonSchema({"type": "null"})
 
 Unsupported = Annotated[Any, AfterValidator(_refused), _NOTHING, Field(description="Not supported.")]
@@ -107,7 +108,7 @@ class AnthropicBody(Body):
     model: Annotated[str, Field(min_length=1, max_length=200)]
     max_tokens: Annotated[int, Field(ge=1)]
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=HISTORY_MESSAGES_MAX + 1)]
-    system: Annotated[System | None, BeforeValidator(_text_or_none), _TEXT_OR_BLOCKS] = None
+    system: Annotated[System | None, BeforeValidator(_text_or_none), _TEXT_OR_BLOCKS_OR_NOT] = None
     stream: bool = False
     stop_sequences: Annotated[list[Stop], Field(max_length=STOP_SEQUENCES_MAX)] = Field(default_factory=list)
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
