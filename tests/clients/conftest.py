@@ -10,6 +10,7 @@ from clients.cable import Cable
 from clients.chromium import Chromium
 from clients.nginx import Nginx
 from clients.sites import Site
+from infra.ports import free_port
 
 HEARTBEAT_S = 0.5
 TICKET_S = 4
@@ -23,11 +24,17 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture(scope="package")
-def product(tmp_path_factory: pytest.TempPathFactory, site: Site) -> Iterator[Product]:
+def page_port() -> int:
+    """Where a program may serve pages of its own, which the product lets in."""
+    return free_port()
+
+
+@pytest.fixture(scope="package")
+def product(tmp_path_factory: pytest.TempPathFactory, site: Site, page_port: int) -> Iterator[Product]:
     settings = {
         "TURNLOG_HEARTBEAT_S": str(HEARTBEAT_S),
         "TURNLOG_TICKET_S": str(TICKET_S),
-        "TURNLOG_CORS_ORIGINS": site.origin,
+        "TURNLOG_CORS_ORIGINS": f"{site.origin},http://127.0.0.1:{page_port}",
     }
     options = ("--engine", "scripted", "--api", "2", "--workers", "2")
     running = Product(tmp_path_factory.mktemp("clients"), *options, env=settings)
