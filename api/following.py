@@ -6,7 +6,8 @@ Rules:
 2. A valid id was issued with an accepted message, so a stream that no store knows yet is waited for.
 3. At or behind the end: 204, which makes a browser's EventSource stop. Beyond it, or where only the stored reply is
    left and the cursor is in its middle, or the reply outgrew the buffer: 410 with the message's URL.
-4. While Redis is away, a stored reply is served from ClickHouse and everything else waits.
+4. While Redis is away, a stored reply is served from ClickHouse and everything else waits, a cursor in the middle of
+   one too: its events may well be there when Redis is back.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -157,9 +158,9 @@ class Streams:
         if page is not None and page.newest > 0:
             return Begun(reader, complete=cursor)
         stored = await self._stored(caller, reply)
-        if stored is None:
+        served = None if stored is None else stored_frames(stored, cursor)
+        if stored is None or served is None or (page is None and served == Unserved("expired")):
             return Begun(reader, complete=cursor)
-        served = stored_frames(stored, cursor)
         if isinstance(served, Unserved):
             why = (
                 f"The stream ended at offset {stored.final_offset}."

@@ -182,8 +182,8 @@ class Reader:
             self.given(frames, self.cursor + len(page.frames))
             self._again = self.cursor < page.newest
             return frames
-        if page.cut:
-            self._finished = True  # the client's next request is told so (410)
+        if page.cut or page.ended:
+            self._finished = True  # the client's next request is told so (410, or 204 where it has everything)
         elif page.newest == 0 and self._beat_due:
             return await self._from_stored()
         return b""

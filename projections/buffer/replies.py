@@ -133,6 +133,10 @@ class Replies:
         """Replies with something to write, by the order in which it came."""
         return list(self._dirty.values())
 
+    def closing(self) -> bool:
+        """Whether the last frame of a reply is among what has to be written."""
+        return any(held.closing for held in self._dirty.values())
+
     def written(self) -> None:
         """All that was pending is in Redis."""
         for reply_id, held in self._dirty.items():

@@ -10,6 +10,8 @@
    Offsets come out the same, so readers lose and repeat nothing.
 4. Markers are asked a few times a second, also when nothing is to be written, in the call that writes the frames and
    after them. Nothing becomes settled between two questions that a loss could take: see the grace in `replies`.
+   They are asked with every end, too: no later frame of that reply would be refused for the gap, if just the end is
+   what a replica that takes over has not got.
 """
 
 import uuid
@@ -114,7 +116,8 @@ class BufferStep:
     def _write(self, now_ms: int) -> None:
         dirty = [(owned, owned.replies.dirty()) for owned in self._owned.values()]
         dirty = [(owned, replies) for owned, replies in dirty if replies]
-        marks = [] if 0 <= now_ms - self._marked_ms < MARK_MS else list(self._owned.items())
+        due = not 0 <= now_ms - self._marked_ms < MARK_MS
+        marks = [(partition, owned) for partition, owned in self._owned.items() if due or owned.replies.closing()]
         if not dirty and not marks:
             return
         try:
@@ -128,7 +131,7 @@ class BufferStep:
             return
         self.trouble = ""
         self._failures = 0
-        if marks:
+        if due:
             self._marked_ms = now_ms
         if lost:
             self._rewind(lost, now_ms)
@@ -162,11 +165,10 @@ class BufferStep:
         self.counts.calls += len(sent)
 
         after_open = len(opened)
-        closed = [held for held, at in zip(opened, answers, strict=False) if at == functions.CLOSED]
         offsets = [at for answer in answers[after_open : after_open + len(appended)] for at in answer]
         lost = self._marked(marks, answers[after_open + len(appended) :])
-        if min(offsets, default=0) < 0 or closed:
-            lost += self._refused(answers_of, offsets, closed)
+        if min(offsets, default=0) < 0:
+            lost += self._refused(answers_of, offsets)
         for owned, replies in dirty:
             if not any(owned is other for other in lost):
                 self.counts.frames += sum([len(held.frames) for held in replies])
@@ -183,25 +185,20 @@ class BufferStep:
                 lost.append(owned)
         return lost
 
-    def _refused(
-        self, answers_of: Sequence[tuple[_Owned, Held, int]], offsets: Sequence[int], closed: Sequence[Held]
-    ) -> list[_Owned]:
-        """Forget what is closed already; the partitions with a gap."""
+    def _refused(self, answers_of: Sequence[tuple[_Owned, Held, int]], offsets: Sequence[int]) -> list[_Owned]:
+        """Forget what was closed with less than this (a cut); the partitions with a gap.
+
+        What is closed with all of it is held like any other: it may yet be lost, and only we could bring it back.
+        """
         lost: list[_Owned] = []
-        done = list(closed)
         at = 0
         for owned, held, count in answers_of:
             mine = offsets[at : at + count]
             at += count
-            if any(held is other for other in closed):
-                continue
             if functions.GAP in mine:
                 log.warning("buffer_gap", reply_id=held.reply.queued.reply_id, offset=held.base)
                 lost.append(owned)
             elif functions.CLOSED in mine:
-                done.append(held)
-        for held in done:
-            for owned in self._owned.values():
                 owned.replies.forget(held)
         return lost
 

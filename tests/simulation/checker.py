@@ -1,8 +1,13 @@
-"""What must hold at the end of a history, whatever happened in it. Each check is one promise of the service."""
+"""What must hold at the end of a history, whatever happened in it: `promises`, and what only a simulation can see.
+
+Each function here asks one question of the whole history. What falls is a `Broken` that names its invariant.
+"""
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from decimal import Decimal
 
+from api.replay import Unserved, stored_frames
 from schemas.conversation import Conversation, branch, fold
 from schemas.events import (
     Event,
@@ -14,12 +19,13 @@ from schemas.events import (
 )
 from schemas.models import DEFAULT_MODELS, cost
 from schemas.reply import Reply, apply
-from schemas.stream import Delta, Ended, Reset, Started, frame, parse_frame
+from schemas.stream import frame
+from tests.simulation import promises
 from tests.simulation.clients import Clients, Sent
-from tests.simulation.worker import text_of
+from tests.simulation.promises import Kept, invariant, require
 from tests.simulation.world import DEADLINE_MS, World
 
-CANCEL_WITHIN_MS = 3_000
+CANCEL_WITHIN_MS = 6_000
 
 
 class Outcome:
@@ -59,118 +65,149 @@ class Outcome:
         folded = {id_: fold(history) for id_, history in histories.items()}
         return {id_: conversation for id_, conversation in folded.items() if conversation is not None}
 
+    def stored_of(self, reply_id: str) -> tuple[bytes, ...]:
+        """What a reader from the beginning gets where only the stored reply is left."""
+        served = stored_frames(self.stored[reply_id][0], 0) if self.stored[reply_id] else ()
+        return () if isinstance(served, Unserved) else served
+
 
 def check(world: World) -> None:
-    """All promises. Raises AssertionError that names the promise and the reply."""
+    """All promises. Raises `Broken` that names the invariant and the reply."""
     outcome = Outcome(world)
-    accepted_is_durable(outcome)
-    seen_is_stored_is_billed(outcome)
-    resume_is_exact(outcome)
-    a_send_is_idempotent(outcome)
-    cancel_works(outcome)
-    failover_is_visible_and_fenced(outcome)
-    a_turn_knows_what_was_said(outcome)
-    nothing_is_left_behind(outcome)
+    for question in QUESTIONS:
+        question(outcome)
 
 
-def accepted_is_durable(outcome: Outcome) -> None:
-    """Every accepted message has exactly one end, and it is the script's where the reply is complete."""
+def readers_see_the_stream(outcome: Outcome) -> None:
+    """Every reader has the stream of the log, or was told why not."""
+    frames_belong_to_their_offsets(outcome)
+    for follower in outcome.world.audience.followers:
+        read = follower.read
+        a_reader_is_prompt(follower.late)
+        nobody_is_turned_away_without_reason(outcome, read)
+        the_end_is_answered_as_the_end(outcome, read.reply_id, follower.after_end)
+        promises.of_a_reader(read, outcome.frames[read.reply_id], outcome.stored_of(read.reply_id))
+
+
+def streams_keep_their_promises(outcome: Outcome) -> None:
+    """What a stream says about itself, what is stored and what is billed."""
     for reply_id, sent in outcome.accepted.items():
-        reply = outcome.replies.get(reply_id)
-        assert reply is not None, f"durable: {reply_id} was never opened"
-        assert reply.end is not None, f"durable: {reply_id} has no end"
-        if reply.end.status == "completed":
-            assert reply.text == text_of(sent.words), f"durable: {reply_id} is not what the engine said"
-        ends = {(one.status, one.text) for one in outcome.stored[reply_id]}
-        assert len(ends) == 1, f"durable: {reply_id} was stored with the ends {ends}"
-    strangers = outcome.replies.keys() - outcome.clients.sent.keys()
-    assert not strangers, f"durable: nobody asked for {strangers}"
+        frames = outcome.frames[reply_id]
+        promises.of_a_stream(reply_id, frames, sent.words)
+        stored = [_stored(one) for one in outcome.stored[reply_id]]
+        billed = list(dict.fromkeys(_billed(one) for one in outcome.usage[reply_id]))
+        promises.everybody_has_the_same_end(reply_id, frames, [*stored, *billed])
+        for one in stored:
+            promises.seen_is_stored(reply_id, frames, one)
+        promises.seen_is_billed(reply_id, frames, billed)
+        the_bill_is_its_price(outcome, reply_id)
+    nobody_answers_unasked(outcome)
 
 
-def seen_is_stored_is_billed(outcome: Outcome) -> None:
-    """The deltas since the last reset are the stored text; the bill is of the end that readers saw."""
-    for reply_id in outcome.accepted:
-        text, end = "", None
-        for data in outcome.frames[reply_id]:
-            match parse_frame(data)[1]:
-                case Delta(text=more):
-                    text += more
-                case Reset():
-                    text = ""
-                case Ended() as ended:
-                    end = ended
-        reply = outcome.replies[reply_id]
-        for stored in outcome.stored[reply_id]:
-            assert stored.text == text, f"stored: {reply_id} {stored.text!r} is not {text!r}"
-            assert (stored.usage, stored.status) == (end.usage, end.status), f"stored: {reply_id}, another end"
-            assert stored.final_offset == len(outcome.frames[reply_id]), f"stored: {reply_id}, another offset"
-        bills = outcome.usage[reply_id]
-        assert bills, f"billed: {reply_id} has no usage record"
-        assert all(bill == bills[0] for bill in bills), f"billed: {reply_id} has two bills {bills}"
-        price = DEFAULT_MODELS[0].price
-        assert Decimal(bills[0].cost) == cost(reply.end.usage, price), f"billed: {reply_id} costs {bills[0].cost}"
-        assert bills[0].output_tokens == reply.end.usage.output_tokens, f"billed: {reply_id}, other tokens"
-
-
-def resume_is_exact(outcome: Outcome) -> None:
-    """The buffer holds what the log says, and every reader has a beginning of it, whenever it came and went."""
-    for reply_id in outcome.accepted:
-        there = outcome.world.store.frames(reply_id)
-        if there or not outcome.world.flushed:
-            assert there == outcome.frames[reply_id], f"resume: the buffer of {reply_id} differs from the log"
-    for reader in outcome.clients.readers:
-        whole = outcome.frames[reader.reply_id]
-        assert reader.frames == whole[: len(reader.frames)], f"resume: a reader of {reader.reply_id} saw something else"
-
-
-def a_send_is_idempotent(outcome: Outcome) -> None:
-    """One message and one reply for one client id; positions are dense; each turn is admitted once at most."""
+def sends_are_idempotent(outcome: Outcome) -> None:
+    """One message and one reply for one client id; each turn is admitted once at most."""
+    for sent in outcome.accepted.values():
+        promises.one_client_id_is_one_reply(sent.event.identity(), sent.answers)
     for conversation in outcome.conversations.values():
-        positions = [message.position for message in conversation.messages.values()]
-        assert positions == list(range(1, len(positions) + 1)), f"idempotent: {conversation.id} has {positions}"
         if not conversation.deleted:
-            events = {m.request.identity() for m in conversation.messages.values()}
-            wanted = {
+            has = {message.request.identity() for message in conversation.messages.values()}
+            positions = [message.position for message in conversation.messages.values()]
+            mine = {
                 sent.event.identity()
                 for sent in outcome.accepted.values()
                 if sent.event.conversation_id == conversation.id
             }
-            assert events == wanted, f"idempotent: {conversation.id} holds {events ^ wanted} more or less"
-    admitted = Counter(e.reply_id for e in outcome.world.log.events("requests") if isinstance(e, GenerationAdmitted))
-    twice = [reply_id for reply_id, count in admitted.items() if count > 1]
-    assert not twice, f"idempotent: {twice} were admitted twice"
+            promises.a_conversation_has_what_was_sent(conversation.id, positions, has, mine)
+    a_turn_is_admitted_once(outcome)
 
 
-def cancel_works(outcome: Outcome) -> None:
+def cancels_work(outcome: Outcome) -> None:
     """What was cancelled in time does not run to its end."""
     for reply_id, sent in outcome.accepted.items():
         reply = outcome.replies[reply_id]
-        if sent.cancelled_ms is None or reply.ended_at_ms <= sent.cancelled_ms + CANCEL_WITHIN_MS:
-            continue
-        status = reply.end.status
-        assert status in ("cancelled", "refused"), f"cancel: {reply_id} ended {status} long after its cancellation"
+        if sent.cancelled_ms is not None and reply.end is not None:
+            promises.a_cancelled_reply_stops(
+                reply_id, reply.end.status, reply.ended_at_ms, sent.cancelled_ms, CANCEL_WITHIN_MS
+            )
 
 
-def failover_is_visible_and_fenced(outcome: Outcome) -> None:
-    """A reset comes before any text of a new attempt, and the charge is for one attempt."""
+def _stored(event: ReplyStored) -> Kept:
+    return Kept(
+        where="stored",
+        status=event.status,
+        output_tokens=event.usage.output_tokens,
+        text=event.text,
+        final_offset=event.final_offset,
+    )
+
+
+def _billed(event: UsageRecorded) -> Kept:
+    return Kept(where="billed", status=event.status, output_tokens=event.output_tokens)
+
+
+@invariant
+def frames_belong_to_their_offsets(outcome: Outcome) -> None:
+    """Whoever writes the buffer writes the same bytes at the same offset, and what is there is what the log says."""
+    require(not outcome.world.store.wrong, f"{outcome.world.store.wrong[:3]}")
     for reply_id in outcome.accepted:
-        attempt, running, tokens = 1, False, 0
-        for data in outcome.frames[reply_id]:
-            match parse_frame(data)[1]:
-                case Started() as started:
-                    assert not running, f"failover: {reply_id} starts twice"
-                    assert started.attempt == attempt, f"failover: {reply_id} starts attempt {started.attempt}"
-                    running = True
-                case Delta():
-                    assert running, f"failover: {reply_id} has text before its start"
-                    tokens += 1
-                case Reset() as reset:
-                    assert reset.attempt > attempt, f"failover: {reply_id} resets backwards"
-                    attempt, running, tokens = reset.attempt, False, 0
-        used = outcome.replies[reply_id].end.usage.output_tokens
-        assert used == tokens, f"failover: {reply_id} is charged {used} tokens and has {tokens}"
+        there = outcome.world.store.frames(reply_id)
+        if there or not outcome.world.store.losses:
+            wanted = outcome.frames[reply_id]
+            require(there == wanted, f"{reply_id} has {len(there)} frames in the buffer, {len(wanted)} in the log")
 
 
+@invariant
+def a_reader_is_prompt(late: str) -> None:
+    """A connected reader does not wait for what is there until the next heartbeat comes along."""
+    require(not late, late)
+
+
+@invariant
+def nobody_is_turned_away_without_reason(outcome: Outcome, read: promises.Read) -> None:
+    """A cursor is refused only where its events are lost, or the conversation is deleted."""
+    if read.told == "gone":
+        stored = outcome.stored_of(read.reply_id)
+        served = any(data in stored for data in read.frames) or read.after > 0
+        require(outcome.world.store.losses or served, f"{read.who} of {read.reply_id} got 410 after {read.cursor}")
+    elif read.told == "deleted":
+        conversation = outcome.clients.sent[read.reply_id].event.conversation_id
+        require(conversation in outcome.clients.deleted, f"{read.who} of {read.reply_id} got 404")
+
+
+@invariant
+def the_end_is_answered_as_the_end(outcome: Outcome, reply_id: str, answer: int | None) -> None:
+    """Whoever asks for more after the end is told that there is none."""
+    conversation = outcome.clients.sent[reply_id].event.conversation_id
+    allowed = (None, 204, 404) if conversation in outcome.clients.deleted else (None, 204)
+    require(answer in allowed, f"{reply_id}: after its end comes {answer}")
+
+
+@invariant
+def the_bill_is_its_price(outcome: Outcome, reply_id: str) -> None:
+    """The bills of a reply are equal, and of the price of its tokens."""
+    bills = outcome.usage[reply_id]
+    require(all(bill == bills[0] for bill in bills), f"{reply_id} has the bills {bills}")
+    end = outcome.replies[reply_id].end
+    wanted = cost(end.usage, DEFAULT_MODELS[0].price) if end else None
+    require(bills and Decimal(bills[0].cost) == wanted, f"{reply_id} costs {bills[0].cost}, not {wanted}")
+
+
+@invariant
+def nobody_answers_unasked(outcome: Outcome) -> None:
+    """Every reply was asked for."""
+    strangers = outcome.replies.keys() - outcome.clients.sent.keys()
+    require(not strangers, f"nobody asked for {strangers}")
+
+
+@invariant
+def a_turn_is_admitted_once(outcome: Outcome) -> None:
+    """No reply is generated on two admissions."""
+    admitted = Counter(e.reply_id for e in outcome.world.log.events("requests") if isinstance(e, GenerationAdmitted))
+    twice = [reply_id for reply_id, count in admitted.items() if count > 1]
+    require(not twice, f"{twice} were admitted twice")
+
+
+@invariant
 def a_turn_knows_what_was_said(outcome: Outcome) -> None:
     """The prompt of a turn is its branch, with the replies as they were stored."""
     for event in outcome.world.log.events("requests"):
@@ -184,7 +221,7 @@ def a_turn_knows_what_was_said(outcome: Outcome) -> None:
         path = branch(conversation, conversation.messages[event.reply_id].parent_id)
         said = _joined([(message.role, message.text) for message in path if message.text])
         prompt = [(message.role, message.content) for message in event.prompt if message.content]
-        assert prompt == said, f"context: {event.reply_id} was asked {prompt}, the branch is {said}"
+        require(prompt == said, f"{event.reply_id} was asked {prompt}, the branch is {said}")
 
 
 def _joined(said: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -198,22 +235,39 @@ def _joined(said: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return joined
 
 
+@invariant
 def nothing_is_left_behind(outcome: Outcome) -> None:
     """No process holds a reply that has not ended, and nothing had to raise an alarm.
 
     Settlement may hold one that has: a dispatch that was stopped opens it late, after settlement was restarted. It is
     given up after a declared time (`test_faults_found`), and until then it costs folding again.
     """
-    assert not outcome.world.alarms, f"alarms: {outcome.world.alarms}"
+    require(not outcome.world.alarms, f"alarms: {outcome.world.alarms}")
     for process in outcome.world.processes:
         settled = getattr(process.running, "_step", None)
         if process.group == "settlement" and settled is not None:
             held = {reply_id for book in settled._books.values() for reply_id in book.open}
             left = held - outcome.stored.keys()
-            assert not left, f"left: {process.name} holds {left} open"
+            require(not left, f"{process.name} holds {left} open")
+
+
+@invariant
+def every_reply_ends_in_time(outcome: Outcome) -> None:
+    """The sweeper's bound."""
     late = [
         reply_id
         for reply_id in outcome.accepted
         if outcome.replies[reply_id].ended_at_ms - outcome.replies[reply_id].queued.submitted_at_ms > 3 * DEADLINE_MS
     ]
-    assert not late, f"late: {late}"
+    require(not late, f"late: {late}")
+
+
+QUESTIONS: tuple[Callable[[Outcome], None], ...] = (
+    streams_keep_their_promises,
+    readers_see_the_stream,
+    sends_are_idempotent,
+    cancels_work,
+    a_turn_knows_what_was_said,
+    nothing_is_left_behind,
+    every_reply_ends_in_time,
+)

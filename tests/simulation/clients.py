@@ -1,4 +1,4 @@
-"""The people: they send, send again, edit, regenerate, cancel, delete, and read streams from any offset.
+"""The people: they send, send again, edit, regenerate, cancel and delete. (Their readers are the `audience`.)
 
 They stand where the API stands: an event is accepted when the log has acknowledged it.
 """
@@ -19,6 +19,7 @@ from schemas.events import (
 from schemas.ids import Identities
 from streams.log.memory import MemoryLog
 from streams.log.steps import NotAppended, Output
+from tests.simulation.audience import Audience
 from tests.simulation.store import MemoryStore
 
 IDENTITIES = Identities(secret=b"of the simulation")
@@ -34,19 +35,16 @@ class Sent(msgspec.Struct):
     accepted: bool = False
     cancelled_ms: int | None = None
     words: int = 0
-
-
-class Reader(msgspec.Struct):
-    """What one reader has of a stream, by offset."""
-
-    reply_id: str
-    frames: list[bytes] = msgspec.field(default_factory=list)
+    answers: list[str] = []
+    """The reply ids that the client's sends of it were answered with."""
 
 
 class Clients:
     """All of them; `act` is one thing that one of them does."""
 
-    def __init__(self, log: MemoryLog, store: MemoryStore, rng: random.Random, sends: int) -> None:
+    def __init__(
+        self, log: MemoryLog, store: MemoryStore, rng: random.Random, sends: int, audience: Audience | None = None
+    ) -> None:
         self._log = log
         self._store = store
         self._rng = rng
@@ -56,7 +54,7 @@ class Clients:
         self.sent: dict[str, Sent] = {}
         """By reply id."""
         self.deleted: set[str] = set()
-        self.readers: list[Reader] = []
+        self._audience = audience
 
     @property
     def done(self) -> bool:
@@ -65,7 +63,9 @@ class Clients:
 
     def act(self, now_ms: int, *, only_retries: bool = False) -> None:
         """One act of one of them."""
-        self.read()
+        if self.sent and self._audience is not None and not only_retries and self._rng.random() < 0.35:
+            sent = self._rng.choice(list(self.sent.values()))
+            self._audience.come(sent.event.account_id, sent.event.reply_id)
         refused = [sent for sent in self.sent.values() if not sent.accepted]
         if refused and (only_retries or self._rng.random() < 0.3):
             self._append(self._rng.choice(refused), now_ms)
@@ -76,16 +76,6 @@ class Clients:
             [self._send] * 6 + [self._cancel] * 2 + [self._again] * 2 + [self._regenerate, self._rename, self._delete]
         )
         self._rng.choice(acts)(now_ms)
-
-    def read(self) -> None:
-        """Readers go on; a new one may come; each resumes after what it has."""
-        if self.sent and self._rng.random() < 0.1:
-            reply_id = self._rng.choice(list(self.sent))
-            self.readers.append(Reader(reply_id))
-        for reader in self._rng.sample(self.readers, min(2, len(self.readers))):
-            there = self._store.frames(reader.reply_id)
-            upto = self._rng.randint(len(reader.frames), max(len(reader.frames), len(there)))
-            reader.frames += there[len(reader.frames) : upto]
 
     def _send(self, now_ms: int) -> None:
         if self._left <= 0:
@@ -104,20 +94,28 @@ class Clients:
         parent = None
         if follows is not None and not new and self._rng.random() < 0.3:
             parent = self._rng.choice((follows.reply_id, conversation))
-        event = MessageSubmitted(
+        content = f"{words}x{self._rng.choice((5, 20, 60))} from {account}"
+        event = self._submitted(account, client_id, conversation, content, now_ms, new=new, parent_id=parent)
+        self._append(self.sent.setdefault(event.reply_id, Sent(event, words=words, answers=[])), now_ms)
+
+    @staticmethod
+    def _submitted(
+        account: str, client_id: str, conversation: str, content: str, now_ms: int, *, new: bool, parent_id: str | None
+    ) -> MessageSubmitted:
+        """What the API makes of a send: its ids follow from account and client message id."""
+        return MessageSubmitted(
             conversation_id=conversation,
             message_id=IDENTITIES.message(account, conversation, client_id),
             reply_id=IDENTITIES.reply(account, conversation, client_id),
             account_id=account,
             tier=TIERS[account],
-            content=f"{words}x{self._rng.choice((5, 20, 60))} from {account}",
+            content=content,
             body_digest="d",
             submitted_at_ms=now_ms,
             new_conversation=new,
             client_message_id=client_id,
-            parent_id=parent,
+            parent_id=parent_id,
         )
-        self._append(self.sent.setdefault(event.reply_id, Sent(event, words=words)), now_ms)
 
     def _regenerate(self, now_ms: int) -> None:
         old = self._accepted()
@@ -135,13 +133,28 @@ class Clients:
             body_digest="d",
             submitted_at_ms=now_ms,
         )
-        self._append(self.sent.setdefault(reply_id, Sent(again, words=old.words)), now_ms)
+        self._append(self.sent.setdefault(reply_id, Sent(again, words=old.words, answers=[])), now_ms)
 
     def _again(self, now_ms: int) -> None:
-        """The same send once more, as a client does that got no answer; the API makes the same ids."""
+        """The same send once more, or several times at once, as of a client that got no answer."""
         sent = self._accepted()
-        if sent is not None:
-            self._log_event(msgspec.structs.replace(sent.event, submitted_at_ms=now_ms))
+        if sent is None:
+            return
+        event = sent.event
+        for _ in range(self._rng.choice((1, 1, 3))):
+            again: MessageSubmitted | RegenerationRequested = msgspec.structs.replace(event, submitted_at_ms=now_ms)
+            if isinstance(event, MessageSubmitted) and event.client_message_id is not None:
+                again = self._submitted(
+                    event.account_id,
+                    event.client_message_id,
+                    event.conversation_id,
+                    event.content,
+                    now_ms,
+                    new=event.new_conversation,
+                    parent_id=event.parent_id,
+                )
+            if self._log_event(again):
+                sent.answers.append(again.reply_id)
 
     def _cancel(self, now_ms: int) -> None:
         if not self.sent:
@@ -181,6 +194,8 @@ class Clients:
         )
         if self._log_event(gone):
             self.deleted.add(event.conversation_id)
+            if not self._store.down:
+                self._store.deleted.add(event.conversation_id)
 
     def _accepted(self) -> Sent | None:
         accepted = [sent for sent in self.sent.values() if sent.accepted]
@@ -189,6 +204,9 @@ class Clients:
     def _append(self, sent: Sent, now_ms: int) -> None:
         if self._log_event(msgspec.structs.replace(sent.event, submitted_at_ms=now_ms)):
             sent.accepted = True
+            sent.answers.append(sent.event.reply_id)
+            if not self._store.down:
+                self._store.recent.setdefault(sent.event.conversation_id, []).append(sent.event)
 
     def _log_event(self, event: Event) -> bool:
         try:

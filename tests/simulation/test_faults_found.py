@@ -2,13 +2,20 @@
 
 import pytest
 
+from projections.buffer.commands import Lifetimes
+from projections.buffer.replies import Limits as BufferLimits
+from projections.buffer.step import MARK_MS, BufferStep
 from schemas.events import GenerationEnded, GenerationQueued, GenerationStarted, ReplyStored, TokensGenerated
 from schemas.models import DEFAULT_MODELS
+from schemas.stream import Delta, Ended, Started, frame
 from schemas.values import Usage
 from streams.log.loop import Loop
 from streams.log.memory import MemoryLog
 from streams.log.steps import NotAppended, Output, Partition
 from streams.settlement.step import Limits, Settle
+from tests.simulation.clients import IDENTITIES
+from tests.simulation.front import Delays, Front, Opened, Task, Views, VirtualLoop
+from tests.simulation.store import Buffer, MemoryStore
 
 AT_MS = 1_764_434_400_000
 GENERATION = {"reply_id": "rep_1", "conversation_id": "conv_1", "generation_id": "gen_1", "attempt": 1}
@@ -37,10 +44,11 @@ REPLY = (
 
 
 class Service:
-    """A log and the settlement that reads it."""
+    """A log, a store, and what reads and writes them."""
 
     def __init__(self) -> None:
         self.now_ms = AT_MS
+        self.store = MemoryStore()
         self.log = MemoryLog({"tokens": 1}, lambda: self.now_ms, real_time=False)
         self.writer = self.log.writer("test")
 
@@ -51,6 +59,15 @@ class Service:
     def settlement(self) -> Loop:
         step = Settle(self.log.writer("settlement"), DEFAULT_MODELS, Limits(), lambda _: None)
         return Loop(self.log, step, topics=("tokens",), group="settlement")
+
+    def buffer(self, replica: int) -> Loop:
+        lifetimes = Lifetimes(open_ms=10**9, retention_ms=10**9)
+        step = BufferStep(self.store, "n", lifetimes, BufferLimits())
+        return Loop(self.log, step, topics=("tokens",), group="buffer", replica=replica)
+
+    def front(self) -> Front:
+        loop = VirtualLoop(lambda: self.now_ms)
+        return Front(self.store, Views(), loop, lambda: self.now_ms, Delays(lambda: 0, lambda: False))
 
     def turn(self, loop: Loop, turns: int = 3) -> None:
         for _ in range(turns):
@@ -98,3 +115,89 @@ def test_a_late_opening_of_an_ended_reply_holds_settlement_up_for_a_bounded_time
     service.turn(again)
     assert service.log.committed("settlement")[Partition("tokens", 0)] == len(REPLY) + 1
     assert len(service.stored()) == 1
+
+
+def test_a_reply_that_was_taken_over_after_its_end_survives_a_flush():
+    """Its new owner found it closed, forgot it, and committed past it: what Redis lost then never came back."""
+    service = Service()
+    service.write(*REPLY)
+    first = service.buffer(0)
+    service.turn(first)
+    whole = list(service.store.frames("rep_1"))
+    first.stop()
+    second = service.buffer(1)
+    service.turn(second)
+    service.store.lose()
+    service.turn(second)
+    assert len(whole) == 3
+    assert service.store.frames("rep_1") == whole
+
+
+def test_an_end_that_a_failover_loses_comes_back():
+    """It was written between two questions for the marker, and no later frame of the reply could show the gap."""
+    service = Service()
+    service.write(*REPLY[:-1])
+    loop = service.buffer(0)
+    service.turn(loop)
+    service.write(REPLY[-1])
+    loop.turn(service.now_ms + MARK_MS // 2, 0)
+    whole = list(service.store.frames("rep_1"))
+    while len(service.store.frames("rep_1")) == 3:
+        service.store.fail_over(1)
+    service.turn(loop)
+    assert len(whole) == 3
+    assert service.store.frames("rep_1") == whole
+
+
+CONVERSATION = IDENTITIES.conversation("ann", "c")
+REPLY_ID = IDENTITIES.reply("ann", CONVERSATION, "c")
+
+
+def test_a_reader_that_has_the_end_is_let_go_when_the_buffer_is_back():
+    """It came with the cursor of the end while the buffer was lost, and was kept open with nothing to wait for."""
+    service = Service()
+    front = service.front()
+    asked = front.open(IDENTITIES, "ann", REPLY_ID, 3)
+    assert asked.step()
+    assert isinstance(asked.result, Opened)
+    held = service.store.buffers[REPLY_ID] = Buffer()
+    frames = [frame(1, Started(message_id="m", conversation_id="c", model="m", attempt=1)), frame(2, Delta(text="x"))]
+    end = Ended(status="completed", usage=Usage(input_tokens=1, output_tokens=1))
+    service.store.put(REPLY_ID, held, [*frames, frame(3, end)], ends=True)
+    waits = Task(front.loop, asked.result.reader.next)
+    for _ in range(3):
+        front.turn(service.now_ms)
+        waits.step()
+    assert waits.done
+    assert waits.result is None
+
+
+def test_a_cursor_in_the_middle_waits_while_redis_is_away():
+    """It was told that its events are gone, when they were only out of reach for a moment."""
+    service = Service()
+    front = service.front()
+    front.views.stored[REPLY_ID] = ReplyStored(
+        conversation_id=CONVERSATION,
+        reply_id=REPLY_ID,
+        message_id="msg_1",
+        account_id="ann",
+        tier="paid",
+        pool="default",
+        model="m",
+        status="completed",
+        text="hello",
+        attempt=1,
+        final_offset=10,
+        usage=Usage(input_tokens=1, output_tokens=1),
+        submitted_at_ms=AT_MS,
+        ended_at_ms=AT_MS,
+    )
+    service.store.down = True
+    for cursor, answers in ((0, Opened), (4, Opened), (9, Opened)):
+        asked = front.open(IDENTITIES, "ann", REPLY_ID, cursor)
+        assert asked.step()
+        assert isinstance(asked.result, answers), cursor
+    service.store.down = False
+    asked = front.open(IDENTITIES, "ann", REPLY_ID, 4)
+    assert asked.step()
+    assert asked.result == 410

@@ -16,7 +16,6 @@ from inference_workers.assignments import (
     GiveBack,
     Leave,
     Stop,
-    StopReason,
     Taken,
 )
 from inference_workers.journal import Journal, Place, end_event, end_unstarted
@@ -35,7 +34,7 @@ from schemas.topics import CANCELLATIONS, inference
 from schemas.values import PRIORITIES, Timings, Usage
 from streams.log.log import END, since
 from streams.log.memory import MemoryLog
-from streams.log.steps import NotAppended, Output, Partition
+from streams.log.steps import Appended, NotAppended, Output, Partition
 
 SLOTS = 3
 WAITING_MAX = 3
@@ -53,32 +52,32 @@ def script_of(content: str) -> tuple[int, int]:
     return int(words), int(rest.split()[0])
 
 
-def word(number: int) -> str:
-    """The text of a piece; some are not ASCII."""
-    return f"w{number} " if number % 3 else f"ü{number}… "
-
-
-def text_of(words: int) -> str:
-    """The whole text of a reply."""
-    return "".join(word(number) for number in range(1, words + 1))
+def word(number: int, tag: str) -> str:
+    """The text of a piece, with its generation's tag; some are not ASCII."""
+    return f"w{number}/{tag} " if number % 3 else f"ü{number}/{tag}… "
 
 
 class Running:
     """A generation on the engine."""
 
-    def __init__(self, taken: Taken, now_ms: int) -> None:
+    def __init__(self, taken: Taken, tag: str, now_ms: int) -> None:
         self.taken = taken
+        self.tag = tag
+        """Names the worker's life and the attempt, in every word of it."""
         self.words, self.every_ms = script_of(taken.request.prompt[-1].content)
         self.words = min(self.words, taken.request.sampling.max_output_tokens)
         self.began_ms = now_ms
         self.first_ms: int | None = None
         self.done = 0
         self.text = ""
-        self.reason: StopReason | None = None
+        self.undelivered = False
+        self.appended: list[Appended] = []
+        self.outcome: Outcome | None = None
+        """How it is over, once all pieces are acknowledged."""
 
     def due(self, now_ms: int) -> bool:
         """Whether the next word, or the end, is due."""
-        return self.began_ms + (self.done + 1) * self.every_ms <= now_ms
+        return self.outcome is not None or self.began_ms + (self.done + 1) * self.every_ms <= now_ms
 
 
 class SimulatedWorker:
@@ -119,7 +118,10 @@ class SimulatedWorker:
         self._do(self._assignments.tick(now_ms), now_ms)
         for running in list(self._running.values()):
             while running.taken.id in self._running and running.due(now_ms):
+                before = running.done
                 self._advance(running, now_ms)
+                if running.done == before:
+                    break
 
     def stop(self, now_ms: int) -> None:
         """Hand everything back and release the inbox, as after a drain's grace."""
@@ -163,9 +165,12 @@ class SimulatedWorker:
             self._journal.handed_back(taken)
             self._do(self._assignments.freed(taken.id, now_ms), now_ms)
             return
-        self._running[taken.id] = Running(taken, now_ms)
+        self._running[taken.id] = Running(taken, f"{self.epoch}.{taken.request.attempt}", now_ms)
 
     def _advance(self, running: Running, now_ms: int) -> None:
+        if running.undelivered or running.outcome is not None:
+            self._over(running, running.outcome or HandBack("undeliverable"), now_ms)
+            return
         if running.done >= running.words:
             cut = running.words < script_of(running.taken.request.prompt[-1].content)[0]
             self._over(running, finished("length" if cut else "stop"), now_ms)
@@ -179,17 +184,22 @@ class SimulatedWorker:
             generation_id=request.generation_id,
             attempt=request.attempt,
             seq=running.done,
-            text=word(running.done),
+            text=word(running.done, running.tag),
             tokens=1,
         )
-        appended = self._writer.append(Output(event=piece))
-        if appended.error is not None:
+        running.appended.append(self._writer.append(Output(event=piece), lambda _: _undelivered(running)))
+        if running.undelivered:
             self._over(running, HandBack("undeliverable"), now_ms)
             return
         running.text += piece.text
 
     def _over(self, running: Running, outcome: Outcome, now_ms: int) -> None:
         taken = running.taken
+        if isinstance(outcome, Ending) and not all(appended.done() for appended in running.appended):
+            running.outcome = outcome
+            return
+        if running.undelivered:
+            outcome = HandBack("undeliverable")
         del self._running[taken.id]
         if isinstance(outcome, HandBack):
             self._journal.handed_back(taken)
@@ -212,6 +222,10 @@ class SimulatedWorker:
             )
             at_once(self._journal.ended(taken, event, running.began_ms - began_ms))
         self._do(self._assignments.freed(taken.id, now_ms), now_ms)
+
+
+def _undelivered(running: Running) -> None:
+    running.undelivered = True
 
 
 def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:

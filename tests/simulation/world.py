@@ -2,7 +2,9 @@
 
 Processes are turned in random order. Each may be killed at any point at which it touches the log (and between turns),
 stopped and continued (also in the middle of a turn, while the others go on), drained and restarted, or lose its
-session; appends and transactions may fail; the buffer's store may be flushed. One seed gives one history.
+session; partitions move; appends and transactions may fail, or be done and not be answered, or be done twice; what is
+appended may be read late. The buffer's store may be flushed, killed, or fail over to a replica that is behind; what it
+pushes to the API comes late, or not, or the connection breaks. One seed gives one history.
 """
 
 import contextlib
@@ -16,20 +18,26 @@ import structlog
 from projections.buffer.commands import Lifetimes
 from projections.buffer.replies import Limits as BufferLimits
 from projections.buffer.step import BufferStep
+from schemas.codec import decode
+from schemas.events import ConversationDeleted, ReplyStored
 from schemas.models import DEFAULT_MODELS
 from streams.dispatch.limits import Limits as DispatchLimits
 from streams.dispatch.step import Dispatch
-from streams.log.log import Aborted
+from streams.log.log import BEGINNING, Aborted
 from streams.log.loop import Loop
-from streams.log.memory import MemoryLog
-from streams.log.steps import LogError, NotAppended
+from streams.log.steps import LogError, NotAppended, Partition
 from streams.log.transactions import TransactionalLoop
 from streams.settlement.rules import Alarm
 from streams.settlement.step import Limits as SettlementLimits
 from streams.settlement.step import Settle
 from streams.turns.policy import Policy
 from streams.turns.step import Turns
-from tests.simulation.clients import Clients
+from tests.simulation.audience import Audience
+from tests.simulation.clients import IDENTITIES, Clients
+from tests.simulation.faults import Faults
+from tests.simulation.front import Front, Views, VirtualLoop
+from tests.simulation.log import SimulatedLog
+from tests.simulation.promises import Broken
 from tests.simulation.store import MemoryStore
 from tests.simulation.worker import Left, SimulatedWorker
 
@@ -46,16 +54,16 @@ PARTITIONS = {
 }
 SESSION_MS = 3_000
 DEADLINE_MS = 60_000
+STEPS = 500
 CALM_STEP_MS = 50
+CALM_STEP_MAX_MS = 500
+IDLE_MS = 400
+"""A process that has nothing to read is turned so often in the calm."""
 BEGIN_MS = 1_764_434_400_000
 
 
 class Crash(Exception):
     """The process in hand is killed."""
-
-
-class Unfinished(AssertionError):
-    """Something never came to its end."""
 
 
 class Process:
@@ -68,6 +76,9 @@ class Process:
         self.make = make
         self.running: Any = None
         self.not_before_ms = 0
+        self.turned_ms = 0
+        self.version = -1
+        """Of the log, at its last turn."""
         self.silent_since_ms: int | None = None
         self.expired = False
 
@@ -76,30 +87,43 @@ class World:
     """One history. `faults` is the share of moments at which something happens."""
 
     def __init__(
-        self, seed: int, *, sends: int = 12, faults: float = 1.0, trace: Callable[[str], None] | None = None
+        self,
+        seed: int,
+        *,
+        sends: int = 10,
+        faults: float = 1.0,
+        trace: Callable[[str], None] | None = None,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.now_ms = BEGIN_MS
-        self.log = MemoryLog(PARTITIONS, lambda: self.now_ms, real_time=False)
+        self.log = SimulatedLog(PARTITIONS, lambda: self.now_ms)
         self.log.at_point = self._at_point
         self.store = MemoryStore()
-        self.clients = Clients(self.log, self.store, self.rng, sends)
+        self.faults = Faults(self.rng, self.log, self.store, faults, self._say)
+        self.loop = VirtualLoop(lambda: self.now_ms)
+        self.views = Views()
+        self.audience = Audience(self.store, IDENTITIES, self.rng)
+        self.audience.faults = faults > 0
+        self.clients = Clients(self.log, self.store, self.rng, sends, self.audience)
         self.alarms: list[Alarm] = []
         self.crashes = 0
-        self.flushed = False
-        self._faults = faults
         self._trace = trace
         self._current: Process | None = None
         self._nested = False
         self._instances = 0
+        self._viewed_version = -1
+        self._viewed = self.log.reader([Partition("messages", n) for n in range(PARTITIONS["messages"])], BEGINNING)
         self.processes = [
             *(Process(f"turns-{n}", "turns", n, lambda n=n: self._turns(n)) for n in range(2)),
             *(Process(f"dispatch-{n}", "dispatch", n, lambda n=n: self._dispatch(n)) for n in range(2)),
             *(Process(f"settlement-{n}", "settlement", n, lambda n=n: self._settlement(n)) for n in range(2)),
             *(Process(f"buffer-{n}", "buffer", n, lambda n=n: self._buffer(n)) for n in range(2)),
             *(Process(f"worker-{n}", None, n, lambda n=n: self._worker(n)) for n in range(2)),
+            *(Process(f"api-{n}", None, n, self._front) for n in range(2)),
         ]
+        fronts = [process for process in self.processes if process.name.startswith("api")]
+        self.audience.fronts = [lambda process=process: process.running for process in fronts]
 
     # --- what runs ----------------------------------------------------------------------------------------------
 
@@ -129,36 +153,48 @@ class World:
         self._instances += 1
         return SimulatedWorker(self.log, POOL, inbox, f"instance {self._instances}")
 
+    def _front(self) -> Front:
+        return Front(self.store, self.views, self.loop, lambda: self.now_ms, self.faults.delays)
+
     # --- time ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Faults and sends, then calm until everything has come to its end. Raises `Unfinished`."""
-        for _ in range(600):
-            self.now_ms += self.rng.choice((1, 2, 5, 10, 30, 30, 80))
-            if self.rng.random() < 0.12:
+        """Faults and sends, then calm until everything has come to its end. Raises `Broken`."""
+        for _ in range(STEPS):
+            self._pass(self.rng.choice((1, 2, 5, 10, 30, 30, 80)))
+            if self.rng.random() < 0.15:
                 with self._process(None):
                     self.clients.act(self.now_ms)
             self._turn(self.rng.choice(self.processes))
         self.calm()
 
     def calm(self) -> None:
-        """No more faults; everything that was accepted comes to its end."""
-        self._faults = 0.0
+        """No more faults; everything that was accepted comes to its end, and every reader to the end of its stream."""
+        self.faults.calm()
+        self.audience.faults = False
+        for sent in self.clients.sent.values():
+            self.audience.come(sent.event.account_id, sent.event.reply_id)
         for process in self.processes:
             process.not_before_ms = min(process.not_before_ms, self.now_ms + 500)
-        until_ms = self.now_ms + 4 * DEADLINE_MS
+        until_ms, step_ms = self.now_ms + 4 * DEADLINE_MS, CALM_STEP_MS
         while self.now_ms < until_ms:
-            self.now_ms += CALM_STEP_MS
+            before = (self.log.version, self.audience.taken)
+            self._pass(step_ms)
             self.clients.act(self.now_ms, only_retries=True)
             for process in self.processes:
-                self._turn(process)
-            if self.rng.random() < 0.1 and self._settled():
+                if process.version != self.log.version or self.now_ms - process.turned_ms >= IDLE_MS:
+                    self._turn(process)
+            quiet_now = before == (self.log.version, self.audience.taken)
+            step_ms = min(step_ms + 25, CALM_STEP_MAX_MS) if quiet_now else CALM_STEP_MS
+            if quiet_now and self._settled():
                 return
-        raise Unfinished(f"not at rest after {4 * DEADLINE_MS} ms of calm: {self.unfinished()}")
+        going = [(follower.read.who, follower.read.reply_id, follower.cursor) for follower in self.audience.going]
+        detail = f"not at rest after the calm: {self.unfinished()}, {going}"
+        raise Broken("an_accepted_message_ends_once" if self.unfinished() else "a_reader_sees_the_end", detail)
 
     def unfinished(self) -> list[str]:
         """Accepted replies without a stored end, and groups that are behind."""
-        stored = {event.reply_id for event in self.log.events("messages") if type(event).__name__ == "ReplyStored"}
+        stored = self.views.stored
         open_ = [reply_id for reply_id, sent in self.clients.sent.items() if sent.accepted and reply_id not in stored]
         behind = [
             process.name for process in self.processes if process.group and process.running and process.running.lag()
@@ -167,14 +203,32 @@ class World:
 
     def _settled(self) -> bool:
         everybody = all(process.running is not None for process in self.processes)
-        return everybody and self.clients.done and not self.unfinished()
+        return everybody and self.clients.done and not self.audience.going and not self.unfinished()
+
+    def _pass(self, step_ms: int) -> None:
+        """Time passes; what is due happens."""
+        self.now_ms += step_ms
+        self.faults.tick()
+        self.loop.run_due()
+        if self.faults.share:
+            self.faults.strike()
+        if self._viewed_version == self.log.version:
+            return
+        self._viewed_version = self.log.version
+        for record in self._viewed.poll(0):
+            event = decode(record.value, record.headers).event
+            if isinstance(event, ReplyStored):
+                self.views.stored[event.reply_id] = event
+            elif isinstance(event, ConversationDeleted):
+                self.views.events.setdefault(event.conversation_id, []).append((record.offset, event))
 
     def _turn(self, process: Process) -> None:
         self._expire(process)
         if self.now_ms < process.not_before_ms:
             return
-        if self._faults and self._between_turns(process):
+        if self.faults.share and self._between_turns(process):
             return
+        process.turned_ms = self.now_ms
         process.silent_since_ms, process.expired = None, False
         with self._process(process):
             try:
@@ -185,6 +239,9 @@ class World:
                     process.running.turn(self.now_ms)
                 else:
                     process.running.turn(self.now_ms, 0)
+                if isinstance(process.running, Front):
+                    self.audience.step(self.now_ms, process.running)
+                process.version = self.log.version
             except Crash:
                 self._kill(process, "crashes")
             except (LogError, Left) as error:
@@ -202,7 +259,7 @@ class World:
 
     def _between_turns(self, process: Process) -> bool:
         """Perhaps something happens to the process instead of its turn."""
-        chance = self.rng.random() / self._faults
+        chance = self.faults.chance()
         if process.running is None or chance > 0.02:
             return False
         if chance < 0.006:
@@ -216,19 +273,17 @@ class World:
         elif chance < 0.017 and process.group:
             self.log.shake(process.group)
             self._note(process, "is rebalanced")
-        elif chance < 0.0185 and process.name.startswith("buffer"):
-            self.store.lose()
-            self.flushed = True
-            self._note(process, "finds its store flushed")
         else:
             return False
         return True
 
     def _at_point(self, point: str, who: str) -> None:
         process = self._current
-        if not self._faults:
+        if point == "transaction-committed":
+            self.log.version += 1
+        if not self.faults.share:
             return
-        chance = self.rng.random() / self._faults
+        chance = self.faults.chance()
         if process is None:
             if point == "append" and chance < 0.05:
                 raise NotAppended("the log does not answer")
@@ -253,7 +308,7 @@ class World:
         process.silent_since_ms = self.now_ms
         others = [other for other in self.processes if other is not process]
         for _ in range(steps):
-            self.now_ms += self.rng.choice((5, 20, 60))
+            self._pass(self.rng.choice((5, 20, 60)))
             self._expire(process)
             self._turn(self.rng.choice(others))
         process.not_before_ms = before_ms
@@ -268,6 +323,8 @@ class World:
 
     def _kill(self, process: Process, how: str) -> None:
         self.crashes += 1
+        if isinstance(process.running, Front):
+            process.running.killed()
         process.running = None
         process.silent_since_ms = self.now_ms
         process.not_before_ms = self.now_ms + self.rng.choice((0, 100, 1_000, 5_000))
@@ -305,7 +362,11 @@ class World:
 
     def _note(self, process: Process, what: str) -> None:
         if self._trace is not None:
-            self._trace(f"{self.now_ms - BEGIN_MS:>8} {process.name} {what}")
+            self._say(f"{process.name} {what}")
+
+    def _say(self, what: str) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.now_ms - BEGIN_MS:>8} {what}")
 
 
 def quiet() -> None:
