@@ -2,8 +2,8 @@
 
 Rules:
 
-1. All chunks have the same id (the reply's), time and model (the one that was asked for). The role comes with the
-   first native `started`, the texts as they are, then the `finish_reason`, the usage where it was asked for, `[DONE]`.
+1. All chunks have the same id (the reply's), time and model (the one that was asked for). The role goes out at once,
+   then the texts as they are, the `finish_reason`, the usage where it was asked for, and `[DONE]`.
 2. `finish_reason` is `stop`, `length`, or `cancelled`, which is a word of ours: OpenAI has none, and any of its own
    would be untrue.
 3. A reply that was refused or has failed is an error: of HTTP, or in the stream, which has no `[DONE]` then. So is a
@@ -20,7 +20,7 @@ from api.formats.exchange import Facts
 from api.formats.format import RESTARTED, UNFINISHED, event_frame
 from api.messages import Running
 from api.problems import DO_NOT_RETRY, Problem
-from schemas.stream import AnyStreamEvent, Delta, Ended, Reset, Started
+from schemas.stream import AnyStreamEvent, Delta, Ended, Reset
 from schemas.values import EndStatus, Failure, Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -51,21 +51,18 @@ class ChatWriter:
         self.finished = False
         self._facts = facts
         self._include_usage = include_usage
-        self._begun = False
         self._has_text = False
 
     def begin(self) -> bytes:
-        """Nothing: the first chunk comes with the first event."""
-        return b""
+        """The role."""
+        return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
     def write(self, offset: int, event: AnyStreamEvent) -> bytes:  # noqa: ARG002 - chunks have no numbers
         """What the event gives."""
         match event:
-            case Started():
-                return self._role()
             case Delta():
                 self._has_text = self._has_text or event.text != ""
-                return self._role() + self._chunk({"content": event.text})
+                return self._chunk({"content": event.text})
             case Reset() if self._has_text:
                 return self._error(Problem(503, "reply_restarted", "Restarted", RESTARTED))
             case Ended():
@@ -81,18 +78,12 @@ class ChatWriter:
         """The error without which a client would take the text for whole."""
         return self._error(Problem(503, "stream_interrupted", "Interrupted", UNFINISHED))
 
-    def _role(self) -> bytes:
-        if self._begun:
-            return b""
-        self._begun = True
-        return self._chunk({"role": "assistant", "content": "", "refusal": None})
-
     def _closing(self, end: Ended) -> bytes:
         problem = unanswered(end)
         if problem is not None:
             return self._error(problem)
         self.finished = True
-        out = self._role() + self._chunk({}, FINISH[end.status])
+        out = self._chunk({}, FINISH[end.status])
         if self._include_usage:
             out += event_frame({**self._head(), "choices": [], "usage": usage(end.usage)})
         return out + DONE

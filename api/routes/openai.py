@@ -19,7 +19,7 @@ _models = APIRouter(prefix="/models", tags=["openai"])
     summary="List models",
     response_class=Response,
     responses={
-        200: {"description": "The models that the caller may use.", **JSON_OBJECT},
+        200: {"description": "Those that the caller may use.", **JSON_OBJECT},
         **foreign_problems(400, 401),
     },
 )

@@ -12,13 +12,12 @@ from api.formats.exchange import CONVERSATION_HEADER, Exchange, TheIdempotencyKe
 from api.formats.openai_bodies import ChatBody, chat_send
 from api.formats.openai_chat import ChatWriter, completion, unanswered
 from api.formats.openai_models import served
-from api.openapi import JSON_OBJECT, body_of, foreign_problems
+from api.openapi import JSON_OBJECT, OBJECT_OR_STREAM, body_of, foreign_problems
 from api.problems import bad_request
 from api.routes.openai_answers import delete_alone, told
 
 router = APIRouter(prefix="/chat/completions", tags=["openai"])
 
-_EITHER = {"content": {**JSON_OBJECT["content"], "text/event-stream": {"schema": {"type": "string"}}}}
 
 TheConversation = Annotated[
     str | None,
@@ -32,7 +31,7 @@ TheConversation = Annotated[
     response_class=Response,
     openapi_extra=body_of(ChatBody),
     responses={
-        200: {"description": "The completion, or its chunks.", **_EITHER},
+        200: {"description": "The completion, or its chunks.", **OBJECT_OR_STREAM},
         **foreign_problems(400, 401, 404, 408, 409, 410, 413, 415, 429, 500, 503),
     },
 )
@@ -60,7 +59,7 @@ async def create(
     summary="Read or follow a chat completion",
     response_class=Response,
     responses={
-        200: {"description": "The completion once it has ended, or all its chunks.", **_EITHER},
+        200: {"description": "The completion once it has ended, or all its chunks.", **OBJECT_OR_STREAM},
         **foreign_problems(400, 401, 404, 409, 410, 500, 503),
     },
 )

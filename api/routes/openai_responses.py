@@ -27,7 +27,7 @@ from api.formats.openai_items import input_items, listed
 from api.formats.openai_models import served
 from api.formats.openai_response_object import Told, response
 from api.formats.openai_responses import Unserved, begun
-from api.openapi import JSON_OBJECT, body_of, foreign_problems
+from api.openapi import JSON_OBJECT, OBJECT_OR_STREAM, body_of, foreign_problems
 from api.problems import DO_NOT_RETRY, FieldError, Problem, bad_request, unavailable
 from api.replay import stored_events
 from api.routes.openai_answers import delete_alone, told
@@ -41,8 +41,6 @@ CANCEL_WAIT_S = 2.0
 """A cancel waits for so long for the end, so that the answer usually says `cancelled`."""
 ITEMS_DEFAULT, ITEMS_MAX = 20, 100
 
-_EITHER = {"content": {**JSON_OBJECT["content"], "text/event-stream": {"schema": {"type": "string"}}}}
-
 
 @router.post(
     "",
@@ -50,7 +48,10 @@ _EITHER = {"content": {**JSON_OBJECT["content"], "text/event-stream": {"schema":
     response_class=Response,
     openapi_extra=body_of(ResponsesBody),
     responses={
-        200: {"description": "The response: as it ended, in the background as it begins; or its events.", **_EITHER},
+        200: {
+            "description": "The response: as it ended, in the background as it begins; or its events.",
+            **OBJECT_OR_STREAM,
+        },
         **foreign_problems(400, 401, 404, 408, 409, 410, 413, 415, 429, 503),
     },
 )
@@ -80,7 +81,7 @@ async def create(
     summary="Read or follow a response",
     response_class=Response,
     responses={
-        200: {"description": "The response as it is now, or its events.", **_EITHER},
+        200: {"description": "The response as it is now, or its events.", **OBJECT_OR_STREAM},
         **foreign_problems(400, 401, 404, 410, 503),
     },
 )
@@ -106,7 +107,7 @@ async def get(
     response_class=Response,
     responses={
         200: {
-            "description": "The response; its status is `cancelled` unless it ended otherwise before.",
+            "description": "The response; status `cancelled` unless it ended before.",
             **JSON_OBJECT,
         },
         **foreign_problems(400, 401, 404, 503),

@@ -11,6 +11,8 @@ from api.formats.ai_sdk import AiSdkWriter
 from api.formats.anthropic import AnthropicWriter
 from api.formats.exchange import Facts
 from api.formats.format import Writer, current_attempt, written
+from api.formats.openai_chat import ChatWriter
+from api.formats.openai_responses import ResponseWriter
 from api.replay import Unserved, stored_frames
 from schemas.events import MessageSubmitted, ReplyStored
 from schemas.stream import AnyStreamEvent, Delta, Ended, Notified, Reset, Started, frame
@@ -118,7 +120,11 @@ FORMATS: dict[str, Callable[[], Writer]] = {
     "anthropic": lambda: AnthropicWriter(FACTS),
     "ai_sdk": lambda: AiSdkWriter(FACTS, resets=False),
     "ai_sdk_7": lambda: AiSdkWriter(FACTS, resets=True),
+    "openai_chat": lambda: ChatWriter(FACTS),
+    "openai_chat_usage": lambda: ChatWriter(FACTS, include_usage=True),
 }
+NUMBERED: dict[str, Callable[[], Writer]] = {"openai_responses": lambda: ResponseWriter(FACTS)}
+"""Those whose bytes tell how many events were before."""
 
 
 def live(writer: Writer, history: Sequence[bytes]) -> bytes:
@@ -139,7 +145,7 @@ def golden(name: str, history: str) -> bytes:
 
 def main() -> None:
     """Add what is missing."""
-    for name, make in FORMATS.items():
+    for name, make in (FORMATS | NUMBERED).items():
         for history, given in HISTORIES.items():
             path = FOLDER / name / f"{history}.txt"
             if not path.exists():
