@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,9 +26,11 @@ def begin(api: Process, request: dict[str, Any], **headers: str) -> Call:
     return api.begin("POST", PATH, key=None, body=request, headers={"x-api-key": ALICE} | headers)
 
 
-async def submitted(world: World, count: int = 1) -> MessageSubmitted:
-    await eventually(f"{count} sends", lambda: len(world.submitted()) >= count)
-    return world.submitted()[-1]
+async def submitted(world: World, before: Sequence[MessageSubmitted] = ()) -> MessageSubmitted:
+    """The send that was not there before."""
+    known = {event.message_id for event in before}
+    new = await eventually("a send", lambda: [e for e in world.submitted() if e.message_id not in known])
+    return new[0]  # type: ignore[no-any-return]
 
 
 def place_of(event: MessageSubmitted) -> dict[str, Any]:
@@ -40,9 +43,9 @@ def place_of(event: MessageSubmitted) -> dict[str, Any]:
 
 async def answered(world: World, api: Process, request: dict[str, Any], **headers: str) -> tuple[MessageSubmitted, Any]:
     """The event and the answer of a request whose reply is `Rivers flow.`."""
-    before = len(world.submitted())
+    before = world.submitted()
     call = begin(api, request, **headers)
-    event = await submitted(world, before + 1)
+    event = await submitted(world, before)
     world.whole(place_of(event), "Rivers", " flow.")
     await call.end()
     assert call.status == 200, call.received
