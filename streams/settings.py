@@ -1,8 +1,10 @@
 """Settings of the four processes: environment variables `TURNLOG_…`, besides those that all processes have."""
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
 
 from schemas.models import DEFAULT_MODELS, Model, parse_models
 from streams.dispatch.limits import Limits
@@ -13,7 +15,7 @@ from streams.turns.policy import Policy
 class StreamSettings(ProcessSettings):
     """What all four know."""
 
-    models: tuple[Model, ...] = DEFAULT_MODELS
+    models: Annotated[tuple[Model, ...], NoDecode] = DEFAULT_MODELS
     """All models of the deployment (JSON)."""
 
     @field_validator("models", mode="before")

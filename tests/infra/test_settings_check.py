@@ -4,11 +4,13 @@ import os
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from inference_workers.settings import NOT_BUILT, EngineName
 from infra.settings import ENGINES_TO_COME, Engine, StackSettings
 from infra.settings_check import wrong_settings
+from schemas.models import DEFAULT_MODELS
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,11 @@ def test_each_wrong_setting_of_a_part_is_one_sentence(monkeypatch: pytest.Monkey
 def test_models_that_are_no_json_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNLOG_MODELS", "nonsense")
     assert any("TURNLOG_MODELS" in sentence for sentence in wrong_settings(StackSettings()))
+
+
+def test_models_of_ones_own_suit_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNLOG_MODELS", msgspec.json.encode(DEFAULT_MODELS).decode())
+    assert wrong_settings(StackSettings(engine="scripted")) == []
 
 
 def test_a_worker_that_does_not_run_needs_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
