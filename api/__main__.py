@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 import structlog
 import uvloop
-from granian.constants import Interfaces
-from granian.server.embed import Server
 
 from api.accounts import Accounts, AccountsReader
 from api.app import create_app
+from api.capacity import Capacity, raise_files_max
 from api.clickhouse_views import ClickHouseViews
 from api.context import Service
 from api.conversations import Conversations
@@ -27,6 +26,7 @@ from api.metrics import Metrics
 from api.redis_live import RedisLive
 from api.redis_store import RedisStore
 from api.sending import Appender, Sender
+from api.server import HttpServer, listening
 from api.settings import ApiSettings
 from api.sse import OpenStreams
 from api.stores import HotStore, StoreDown
@@ -40,7 +40,6 @@ from streams.log.steps import LogError, Partition
 logger = structlog.get_logger("api")
 
 NAME = "api"
-REQUESTS_BESIDE_STREAMS = 2_000
 
 
 def now_ms() -> int:
@@ -48,8 +47,9 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def serve(settings: ApiSettings, process: Process) -> None:
+async def serve(settings: ApiSettings, process: Process, listener: socket.socket) -> None:
     """Wire everything, serve until a signal, close in reverse order."""
+    capacity = _capacity(settings.streams_max)
     metrics = Metrics()
     ids = Identities(settings.secret.get_secret_value().encode())
     log = KafkaLog(settings.kafka_bootstrap, settings.namespace, f"{NAME}-{settings.replica}")
@@ -61,7 +61,7 @@ async def serve(settings: ApiSettings, process: Process) -> None:
     live = RedisLive(redis_url, settings.namespace, metrics)
     views = ClickHouseViews(settings.clickhouse_url.get_secret_value(), settings.database, metrics)
     health = Health(accounts_reader, hot, live, views)
-    open_streams = OpenStreams(settings.patience, metrics, settings.streams_max)
+    open_streams = OpenStreams(settings.patience, metrics, capacity.streams)
     appender = Appender(writer, settings.append_timeout_s + 1.0)
     conversations = Conversations(ids=ids, appender=appender, hot=hot, views=views, now_ms=now_ms)
     service = Service(
@@ -99,16 +99,8 @@ async def serve(settings: ApiSettings, process: Process) -> None:
         ticket_ms=settings.ticket_s * 1000,
         now_ms=now_ms,
     )
-    server = Server(
-        let_in(Edge(create_app(service), metrics), settings.origins),
-        address=settings.api_host,
-        port=settings.api_port,
-        interface=Interfaces.ASGINL,
-        websockets=False,
-        backlog=1024,
-        backpressure=settings.streams_max + REQUESTS_BESIDE_STREAMS,
-        log_enabled=False,
-    )
+    app = let_in(Edge(create_app(service), metrics), settings.origins)
+    server = HttpServer(app, listener, capacity.connections)
     accounts_reader.start()
     keepers = [
         asyncio.create_task(work)
@@ -125,10 +117,12 @@ async def serve(settings: ApiSettings, process: Process) -> None:
         await _stopped(process, serving)
     finally:
         health.stopping = True
-        await open_streams.stop(settings.shutdown_s)
+        # No connection is taken from now on; those that are open end with the answer that they are in.
         server.stop()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(serving, settings.shutdown_s)
+            async with asyncio.timeout(settings.shutdown_s):
+                await open_streams.stop(settings.shutdown_s)
+                await serving
         for keeper in reversed(keepers):
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
@@ -171,24 +165,29 @@ async def _stopped(process: Process, serving: "asyncio.Task[None]") -> None:
         serving.result()
 
 
-def check_address(host: str, port: int) -> None:
-    """Exits with one sentence where the address cannot be listened on (the server would only show a trace)."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise SystemExit(
-            f"api: cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or set TURNLOG_API_PORT."
-        ) from error
+def _capacity(streams_max: int) -> Capacity:
+    files_max = raise_files_max()
+    capacity = Capacity.of(streams_max, files_max)
+    if capacity.streams < streams_max:
+        logger.warning(
+            "fewer streams than set: the limit of open files (ulimit -n) is too low",
+            files_max=files_max,
+            streams_max=capacity.streams,
+            set_to=streams_max,
+        )
+    return capacity
 
 
 def run(settings: ApiSettings, process: Process) -> None:
-    """Serve on uvloop."""
-    check_address(settings.api_host, settings.api_port)
-    uvloop.run(serve(settings, process))
+    """Serve on uvloop. Exits with one sentence where the address cannot be listened on."""
+    try:
+        listener = listening(settings.api_host, settings.api_port)
+    except OSError as error:
+        raise SystemExit(
+            f"api: cannot listen on {settings.api_host}:{settings.api_port}: {error.strerror}. "
+            "Stop what uses it, or set TURNLOG_API_PORT."
+        ) from error
+    uvloop.run(serve(settings, process, listener))
 
 
 if __name__ == "__main__":

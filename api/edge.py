@@ -1,8 +1,9 @@
 """The outermost layer: each request gets its id and its place in a trace, is measured, and is logged once."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+import msgspec
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,42 +35,69 @@ class Edge:
         named = _headers(scope)
         trail = Trail.of(named.get(b"x-request-id"), named.get(b"traceparent"), self._make_id())
         scope["turnlog.trail"] = trail
-        request_id = (b"x-request-id", trail.request_id.encode("latin-1"))
-        status = 0
-        answered_s = began_s
-
-        async def answer(message: Message) -> None:
-            nonlocal status, answered_s
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                answered_s = time.perf_counter()
-                message["headers"] = [*message.get("headers", ()), request_id]
-            await send(message)
-
+        answer = _Answer(send, trail.request_id, began_s)
         with structlog.contextvars.bound_contextvars(request_id=trail.request_id, trace_id=trace_id(trail.traceparent)):
+            told = _Told("any", "none", "")
             try:
-                await self._app(scope, receive, answer)
+                try:
+                    await self._app(scope, receive, answer)
+                finally:
+                    told = _Told.of(scope)
                 stream: EventStream | None = scope.get(PENDING)
                 if stream is not None:
+                    # Thousands of streams wait here: what made the answer is not kept for them.
+                    scope.clear()
+                    del named, trail, scope
                     await stream.run(receive, answer)
             finally:
-                self._told(scope, status, began_s, answered_s)
+                self._tell(told, answer, began_s)
                 structlog.contextvars.unbind_contextvars("account_id")
 
-    def _told(self, scope: Scope, status: int, began_s: float, answered_s: float) -> None:
-        route = getattr(scope.get("route"), "path", "none")
-        method = scope["method"] if route != "none" else "any"
-        self._metrics.requests.labels(method, route, str(status)).inc()
-        self._metrics.latency_s.labels(method, route).observe(answered_s - began_s)
-        if route not in _UNLOGGED:
+    def _tell(self, told: "_Told", answer: "_Answer", began_s: float) -> None:
+        method = told.method if told.route != "none" else "any"
+        self._metrics.requests.labels(method, told.route, str(answer.status)).inc()
+        self._metrics.latency_s.labels(method, told.route).observe(answer.began_s - began_s)
+        if told.route not in _UNLOGGED:
             log.info(
                 "answered",
-                method=scope["method"],
-                path=scope["path"],
-                status=status,
-                began_ms=round((answered_s - began_s) * 1000, 2),
+                method=told.method,
+                path=told.path,
+                status=answer.status,
+                began_ms=round((answer.began_s - began_s) * 1000, 2),
                 took_ms=round((time.perf_counter() - began_s) * 1000, 2),
             )
+
+
+class _Told(msgspec.Struct, frozen=True, gc=False):
+    """What is said of a request in the end."""
+
+    method: str
+    route: str
+    path: str
+
+    @classmethod
+    def of(cls, scope: Scope) -> "_Told":
+        return cls(scope["method"], getattr(scope.get("route"), "path", "none"), scope["path"])
+
+
+class _Answer:
+    """The server's `send`, with the request's id among the headers; notes the status and when the answer began."""
+
+    __slots__ = ("_request_id", "_send", "began_s", "status")
+
+    def __init__(self, send: Send, request_id: str, began_s: float) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status = 0
+        self.began_s = began_s
+
+    def __call__(self, message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.began_s = time.perf_counter()
+            request_id = (b"x-request-id", self._request_id.encode("latin-1"))
+            message["headers"] = [*message.get("headers", ()), request_id]
+        return self._send(message)
 
 
 def _headers(scope: Scope) -> dict[bytes, str]:

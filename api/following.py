@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from api.accounts import Caller
 from api.problems import bad_request, gone, not_found, unavailable
-from api.reading import HEARTBEAT, Patience, Reader
+from api.reading import HEARTBEAT, Lookups, Patience, Reader
 from api.replay import Unserved, stored_frames
 from api.sse import EventStream, OpenStreams, Source
 from api.stores import HotStore, LiveFrames, Page, PageLimit, StoreDown, Views
@@ -112,6 +112,7 @@ class Streams:
         self._patience = patience
         self._now_s = now_s
         self._now_ms = now_ms
+        self._lookups = Lookups()
 
     def reader(self, caller: Caller, reply: Parsed, cursor: int) -> Reader:
         """A reader of the stream. Raises `Problem` 503 when this process has too many."""
@@ -125,6 +126,7 @@ class Streams:
             find_stored=lambda: self._views.stored_reply(caller.account_id, reply.conversation_id, reply.id),
             patience=self._patience,
             now_s=self._now_s,
+            lookups=self._lookups,
         )
 
     def stream(self, reader: Source, first: bytes = b"", headers: Mapping[str, str] | None = None) -> Response:
@@ -155,7 +157,7 @@ class Streams:
         if page is not None and (page.cut or page.ended):
             _check_end(page, reply, cursor)
             return None
-        if page is not None and page.newest > 0:
+        if page is not None and (page.newest > 0 or page.opened):
             return Begun(reader, complete=cursor)
         stored = await self._stored(caller, reply)
         served = None if stored is None else stored_frames(stored, cursor)

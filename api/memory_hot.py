@@ -112,6 +112,7 @@ class MemoryHot:
             ended=bool(held) and END_MARK in held[-1],
             cut=self._heads.get(reply_id, {}).get("status") == "cut",
             deleted=conversation_id in self._deleted,
+            opened=reply_id in self._heads,
         )
 
     async def live(self, reply_ids: Sequence[str]) -> tuple[Live, ...]:

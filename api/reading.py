@@ -8,8 +8,8 @@ Rules:
    stopped (shutdown), when the store stays away for `outage_s`, or after `idle_s` without a frame; the client resumes.
 3. Frames are passed on as they stand. A heartbeat comes only between frames, from the same writer.
 4. The reader holds nothing but its cursor: how far a slow client is behind costs no memory here.
-5. A reply that the buffer does not have (any more) is looked up in the stored replies, and served from there where
-   that is exact.
+5. A reply that the buffer does not know (any more) is looked up in the stored replies, and served from there where
+   that is exact. Of all readers of a process one looks up at a time, and not often: thousands may wait.
 """
 
 import asyncio
@@ -26,6 +26,8 @@ HEARTBEAT = b": hb\n"
 """One comment line without a blank line after it, which openai-python needs."""
 RETRY_S = 0.5
 """Between two tries of reading a list that cannot be read."""
+LOOKUP_PAUSE_S = 0.02
+"""Between two looks at the stored replies, of all readers."""
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,26 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 FindStored = Callable[[], Awaitable[ReplyStored | None]]
 
 
+class Lookups:
+    """Whose turn it is to look up a stored reply."""
+
+    def __init__(self) -> None:
+        self._free = True
+
+    async def find(self, find_stored: FindStored) -> ReplyStored | None:
+        """The stored reply; None also when it is not this one's turn. Raises `StoreDown`."""
+        if not self._free:
+            return None
+        self._free = False
+        try:
+            return await find_stored()
+        finally:
+            asyncio.get_running_loop().call_later(LOOKUP_PAUSE_S, self._next)
+
+    def _next(self) -> None:
+        self._free = True
+
+
 class Reader:
     """See the rules of this module. Used by one task; `wake`, `stop` and `tick` may come from others of the loop."""
 
@@ -55,6 +77,7 @@ class Reader:
         "_hot",
         "_last_data_s",
         "_live",
+        "_lookups",
         "_lost_since_s",
         "_now_s",
         "_patience",
@@ -77,8 +100,10 @@ class Reader:
         find_stored: FindStored,
         patience: Patience,
         now_s: Callable[[], float],
+        lookups: Lookups | None = None,
     ) -> None:
         self.cursor = cursor
+        self._lookups = lookups or Lookups()
         self._reply_id = reply_id
         self._conversation_id = conversation_id
         self._hot = hot
@@ -117,6 +142,8 @@ class Reader:
     def beat(self) -> None:
         """Nothing was sent for a while: a heartbeat is due, and the list is read again."""
         self._beat_due = True
+        if self._subscription is not None:
+            self._subscription.tail.forget()
         self._look_again()
 
     def close(self) -> None:
@@ -184,13 +211,13 @@ class Reader:
             return frames
         if page.cut or page.ended:
             self._finished = True  # the client's next request is told so (410, or 204 where it has everything)
-        elif page.newest == 0 and self._beat_due:
+        elif page.newest == 0 and not page.opened and self._beat_due:
             return await self._from_stored()
         return b""
 
     async def _from_stored(self) -> bytes:
         try:
-            stored = await self._find_stored()
+            stored = await self._lookups.find(self._find_stored)
         except StoreDown:
             return b""
         if stored is None:

@@ -21,7 +21,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from api.metrics import Metrics
-from api.redis_scripts import READ, TAKE
+from api.redis_pages import Question, RedisPages
+from api.redis_scripts import TAKE
 from api.stores import BucketState, Claim, Entry, HotConversation, Live, Page, PageLimit, Rate, StoreDown
 from api.tails import END_MARK
 from schemas.codec import Envelope, hot_decode, hot_encode
@@ -55,6 +56,7 @@ class RedisStore:
         )
         self._redis: redis.Redis = redis.Redis(connection_pool=pool)
         self._pool = pool
+        self._pages = RedisPages(url)
 
     async def enter(self, account_id: str, conversation_id: str, rate: Rate, claim: Claim | None) -> Entry:
         pipe = self._redis.pipeline(transaction=False)
@@ -135,17 +137,26 @@ class RedisStore:
             await (self._redis.set(key, 1, ex=DELETED_S) if deleted else self._redis.delete(key))
 
     async def page(self, reply_id: str, conversation_id: str, after: int, limit: PageLimit) -> Page:
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.exists(self._key("deleted", conversation_id))
-        keys = self._stream(reply_id, "frames"), self._stream(reply_id, "head")
-        pipe.eval(READ, len(keys), *keys, after, limit.frames, limit.bytes)
-        deleted, (newest, last, frames, status) = await self._execute(pipe)
+        question = Question(
+            self._key("deleted", conversation_id),
+            self._stream(reply_id, "frames"),
+            self._stream(reply_id, "head"),
+            after,
+            limit.frames,
+            limit.bytes,
+        )
+        try:
+            deleted, (newest, last, frames, status) = await self._pages.ask(question)
+        except StoreDown:
+            self._metrics.store_failures.labels("redis").inc()
+            raise
         return Page(
             frames=tuple(frames),
             newest=newest,
             ended=last is not None and END_MARK in last,
             cut=status == b"cut",
             deleted=bool(deleted),
+            opened=status is not None,
         )
 
     async def live(self, reply_ids: Sequence[str]) -> tuple[Live, ...]:
@@ -166,6 +177,7 @@ class RedisStore:
             await self._redis.ping()
 
     async def close(self) -> None:
+        await self._pages.close()
         await self._redis.aclose()
         await self._pool.aclose()
 

@@ -41,6 +41,8 @@ class Page(msgspec.Struct, frozen=True):
     """The reply outgrew the buffer: there will be no more frames, though the reply goes on."""
     deleted: bool
     """The conversation was deleted."""
+    opened: bool = False
+    """The buffer knows the reply, also while it has no frames of it."""
 
 
 class Rate(msgspec.Struct, frozen=True):

@@ -3,17 +3,18 @@
 Rules:
 
 1. A tail is one run of frames without a gap. What it has is dropped; what leaves a gap starts a new run.
-2. It is bounded in bytes: the oldest frames go. A reader that is behind it reads the stored list instead, so a slow
-   reader costs no memory here.
+2. It is bounded in bytes, and so are all tails of a process together (`Room`): the oldest frames go. A reader that is
+   behind it reads the stored list instead, so a slow reader costs no memory here.
 3. Only whole frames go in and out.
+4. What readers at the same cursor are given is joined once, and the same object for all of them.
 """
-
-from collections import deque
 
 END_MARK = b"\nevent: ended\ndata: "
 """In a frame's bytes only where the event is `ended`: its data has no line breaks."""
 
 _PIECE = tuple[int, int, bytes]
+_JOINED_MAX = 8
+"""Cursors for which joined frames are kept until the next ones come."""
 
 
 def split(frames: bytes) -> list[bytes]:
@@ -32,48 +33,77 @@ def parse_live(payload: bytes) -> _PIECE:
     return int(first), int(last), frames
 
 
+class Room:
+    """Bytes that the tails of a process may hold together."""
+
+    __slots__ = ("bytes_max", "used")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used = 0
+
+
 class Tail:
     """See the rules of this module."""
 
-    __slots__ = ("_bytes", "_bytes_max", "_pieces")
+    __slots__ = ("_bytes", "_bytes_max", "_joined", "_pieces", "_room", "newest")
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, room: Room | None = None) -> None:
+        self.newest = 0
+        """Offset of the newest frame that came, 0 when there was none."""
         self._bytes_max = bytes_max
+        self._room = room or Room(bytes_max)
         self._bytes = 0
-        self._pieces: deque[_PIECE] = deque()
-
-    @property
-    def newest(self) -> int:
-        """Offset of the newest frame, 0 when there is none."""
-        return self._pieces[-1][1] if self._pieces else 0
+        self._pieces: list[_PIECE] = []
+        self._joined: dict[int, bytes] | None = None
 
     def add(self, first: int, last: int, frames: bytes) -> None:
         """Take frames `first` to `last`."""
         newest = self.newest
         if last <= newest:
             return
-        if self._pieces and first > newest + 1:
-            self.clear()
-        elif self._pieces and first <= newest:
+        if newest and first > newest + 1:
+            self.forget()
+        elif first <= newest:
             frames = b"".join(split(frames)[newest + 1 - first :])
             first = newest + 1
+        self.newest = last
+        self._joined = None
         self._pieces.append((first, last, frames))
-        self._bytes += len(frames)
-        while self._bytes > self._bytes_max and len(self._pieces) > 1:
-            self._bytes -= len(self._pieces.popleft()[2])
+        self._take(len(frames))
+        while len(self._pieces) > 1 and (self._bytes > self._bytes_max or self._room.used > self._room.bytes_max):
+            self._take(-len(self._pieces.pop(0)[2]))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything: what comes next begins a new run."""
+        self.forget()
+        self.newest = 0
+
+    def forget(self) -> None:
+        """Let go of the frames; readers that are behind read the list."""
         self._pieces.clear()
-        self._bytes = 0
+        self._joined = None
+        self._take(-self._bytes)
 
     def after(self, cursor: int) -> tuple[int, bytes] | None:
         """The offset that the frames behind `cursor` reach, and their bytes (empty when there are none).
 
         None: there are some, but the first of them is not here any more.
         """
-        if not self._pieces or self.newest <= cursor:
+        if self.newest <= cursor:
             return cursor, b""
+        joined = self._joined
+        if joined is not None and cursor in joined:
+            return self.newest, joined[cursor]
+        frames = self._behind(cursor)
+        if frames is None:
+            return None
+        if joined is None or len(joined) >= _JOINED_MAX:
+            joined = self._joined = {}
+        joined[cursor] = frames
+        return self.newest, frames
+
+    def _behind(self, cursor: int) -> bytes | None:
         wanted: list[bytes] = []
         for first, _, frames in reversed(self._pieces):
             if first > cursor:
@@ -86,4 +116,8 @@ class Tail:
         else:
             return None
         wanted.reverse()
-        return self.newest, b"".join(wanted)
+        return wanted[0] if len(wanted) == 1 else b"".join(wanted)
+
+    def _take(self, size: int) -> None:
+        self._bytes += size
+        self._room.used += size

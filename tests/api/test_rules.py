@@ -10,7 +10,7 @@ from api.listing import overlaid
 from api.replay import Unserved, stored_frames
 from api.routes.account import plain
 from api.stores import BucketState, ConversationHead, Entry, Rate
-from api.tails import Tail, parse_live, split
+from api.tails import Room, Tail, parse_live, split
 from schemas.events import (
     AccountOpened,
     ConversationDeleted,
@@ -55,6 +55,40 @@ def test_a_tail_keeps_the_newest_bytes_only() -> None:
         tail.add(n, n, FRAMES[n - 1])
     assert tail.after(0) is None
     assert tail.after(38) == (40, b"".join(FRAMES[38:]))
+
+
+def test_readers_at_the_same_cursor_share_what_was_joined_once() -> None:
+    tail = Tail(bytes_max=5_000)
+    for n in range(1, 11):
+        tail.add(n, n, FRAMES[n - 1])
+    given_ = [tail.after(3) for _ in range(100)]
+    assert given_[0] == (10, b"".join(FRAMES[3:10]))
+    assert all(one is not None and given_[0] is not None and one[1] is given_[0][1] for one in given_)
+    tail.add(11, 11, FRAMES[10])
+    assert tail.after(3) == (11, b"".join(FRAMES[3:11]))
+
+
+def test_a_tail_that_was_forgotten_still_knows_that_there_is_more() -> None:
+    tail = Tail(bytes_max=5_000)
+    tail.add(1, 3, b"".join(FRAMES[:3]))
+    tail.forget()
+    assert (tail.after(2), tail.after(3)) == (None, (3, b""))
+    tail.add(4, 4, FRAMES[3])
+    assert (tail.after(2), tail.after(3)) == (None, (4, FRAMES[3]))
+
+
+def test_all_tails_together_are_bounded() -> None:
+    room = Room(bytes_max=2_000)
+    tails = [Tail(bytes_max=1_000, room=room) for _ in range(20)]
+    for n in range(1, 41):
+        for tail in tails:
+            tail.add(n, n, FRAMES[n - 1])
+    newest = max(len(each) for each in FRAMES)
+    assert room.used <= room.bytes_max + len(tails) * newest
+    for tail in tails:
+        assert tail.after(39) == (40, FRAMES[39])
+        tail.clear()
+    assert room.used == 0
 
 
 def test_what_is_published_is_parsed() -> None:

@@ -214,12 +214,12 @@ async def test_heartbeats_are_one_line_and_only_between_events(world: World) -> 
     await call.end()
     keeper.cancel()
     assert b": hb\n\n" not in call.received
-    assert b"retry:" not in call.received
-    for block in call.received.split(b"\n\n")[:-1]:
+    for number, block in enumerate(call.received.split(b"\n\n")[:-1]):
         lines = block.split(b"\n")
         while lines[0] == b": hb":
             lines.pop(0)
-        assert [line.split(b":")[0] for line in lines] == [b"id", b"event", b"data"]
+        names = [line.split(b":")[0] for line in lines]
+        assert names == [b"retry"] * (number == 0) + [b"id", b"event", b"data"]
 
 
 async def test_stalled_readers_cost_nothing_are_cut_off_and_resume_without_loss(world: World) -> None:
@@ -349,7 +349,7 @@ async def test_fifty_readers_of_one_stream_share_it(world: World, api: Process) 
     world.whole(sent, *WORDS)
     for call in calls:
         await call.end()
-    assert len({call.received for call in calls}) == 1
+    assert len({tuple(call.frames) for call in calls}) == 1
 
 
 async def test_ten_thousand_events_at_once_have_unique_increasing_ids(world: World, api: Process) -> None:

@@ -96,8 +96,9 @@ class Call:
 
     @property
     def frames(self) -> list[bytes]:
-        """What came, without heartbeats, cut into events; an unfinished one would show."""
-        text = b"".join(line for line in self.received.splitlines(keepends=True) if not line.startswith(b":"))
+        """What came, without the connection's own lines, cut into events; an unfinished one would show."""
+        lines = self.received.splitlines(keepends=True)
+        text = b"".join(line for line in lines if not line.startswith((b":", b"retry:")))
         return [piece + b"\n\n" for piece in text.split(b"\n\n") if piece]
 
     async def until(self, events: int) -> None:
