@@ -25,7 +25,7 @@ from tests.simulation.store import MemoryStore
 IDENTITIES = Identities(secret=b"of the simulation")
 ACCOUNTS = ("ann", "bob")
 TIERS: dict[str, Any] = {"ann": "paid", "bob": "free"}
-LONG = 60
+LONG = 30
 
 
 class Sent(msgspec.Struct):

@@ -14,7 +14,7 @@ from tests.simulation.store import MemoryStore
 MOVED = ("settlement", "buffer")
 HOLD_MS = (30, 100, 400, 2_500)
 DOWN_MS = (50, 500, 3_000)
-COMMANDS_LOST = (1, 2, 4, 20, 400)
+COMMANDS_LOST = (1, 2, 2, 3, 4, 20, 400)
 """How far a replica is behind when it takes over."""
 
 
@@ -65,16 +65,16 @@ class Faults:
             group = self._rng.choice(MOVED)
             self._log.move(group)
             self._note(f"the partitions of {group} move")
-        elif chance < 0.019:
+        elif chance < 0.021:
             self._to_the_store()
-        elif chance < 0.021 and self._store.connections:
+        elif chance < 0.023 and self._store.connections:
             self._rng.choice(self._store.connections).cut()
 
     def _to_the_store(self) -> None:
         store, rng = self._store, self._rng
         if store.down:
             return
-        kind = rng.choice(("flush", "restart", "new server", "failover", "failover"))
+        kind = rng.choice(("flush", "restart", "new server", "failover", "failover", "failover"))
         self._note(f"the store: {kind}")
         if kind == "flush":
             store.lose()
@@ -103,4 +103,4 @@ class Faults:
         return self._rng.choice((0, 0, 5, 40, 200)) if self.share else 0
 
     def _push_is_lost(self) -> bool:
-        return self.chance() < 0.003
+        return self.chance() < 0.02

@@ -9,8 +9,8 @@ from tests.simulation.__main__ import play
 from tests.simulation.checker import check
 from tests.simulation.world import BEGIN_MS, POOL, World, quiet
 
-SEEDS = 100
-PER_TEST = 5
+SEEDS = 1_000
+PER_TEST = 25
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,7 @@ def test_a_seed_gives_one_history():
         topics = [topic.name for topic in all_topics((POOL,))]
         records = [record for topic in topics for record in world.log.records(topic)]
         # Values carry random trace ids; everything else follows from the seed.
-        return [(r.topic, r.partition, r.offset, r.key, r.timestamp_ms - BEGIN_MS) for r in records]
+        written = [(r.topic, r.partition, r.offset, r.key, r.timestamp_ms - BEGIN_MS) for r in records]
+        return [*written, *((one.read.who, one.read.after, *one.read.frames) for one in world.audience.followers)]
 
     assert history() == history()

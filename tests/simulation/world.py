@@ -54,7 +54,7 @@ PARTITIONS = {
 }
 SESSION_MS = 3_000
 DEADLINE_MS = 60_000
-STEPS = 500
+STEPS = 320
 CALM_STEP_MS = 50
 CALM_STEP_MAX_MS = 500
 IDLE_MS = 400
@@ -90,7 +90,7 @@ class World:
         self,
         seed: int,
         *,
-        sends: int = 10,
+        sends: int = 8,
         faults: float = 1.0,
         trace: Callable[[str], None] | None = None,
     ) -> None:
