@@ -8,7 +8,16 @@ from starlette.responses import Response
 
 from api.bodies import read
 from api.context import Service, TheCaller, TheService, TheTrail, own
-from api.formats.exchange import CONVERSATION_HEADER, Exchange, TheIdempotencyKey, finished, resume, send, streamed
+from api.formats.exchange import (
+    CONVERSATION_HEADER,
+    Exchange,
+    TheIdempotencyKey,
+    finished,
+    headers_of,
+    resume,
+    send,
+    streamed,
+)
 from api.formats.openai_bodies import ChatBody, chat_send
 from api.formats.openai_chat import ChatWriter, completion, unanswered
 from api.formats.openai_models import served
@@ -102,5 +111,6 @@ async def _completed(the: Service, exchange: Exchange) -> Response:
         raise AssertionError("a reply that has ended has its end")
     problem = unanswered(reply.end)
     if problem is not None:
+        problem.headers |= headers_of(exchange.facts)
         raise problem
     return told(completion(exchange.facts, reply, reply.end), exchange.facts)
