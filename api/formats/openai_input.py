@@ -5,7 +5,7 @@ Rules:
 1. Messages of `system` and `developer`, wherever they stand, are one system prompt: their texts in order, with a blank
    line between them (behind `instructions`, where there are any).
 2. The last of the others must be the user's: it is the new message. Those before it are its history.
-3. A message's parts are its lines: texts only, joined by a line end.
+3. A message's parts are texts only, joined with a blank line between them.
 4. What is no text, or has a name that is not known here, is refused by its place (`input[2].content[0]`). Of what the
    service itself has sent and gets back, ids, statuses and empty members say nothing.
 
@@ -26,7 +26,7 @@ Wrong = list[tuple[str, str]]
 WRONG_MAX = 20
 """So many wrong places are told at once."""
 SYSTEM_JOIN = "\n\n"
-PART_JOIN = "\n"
+PART_JOIN = "\n\n"
 UNSUPPORTED = "is not supported; leave it out"
 
 _ROLES: dict[object, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}

@@ -289,12 +289,12 @@ async def test_items_are_history_system_prompt_and_the_new_message(world: World,
         PromptMessage(role="assistant", content="two"),
         PromptMessage(role="user", content="three"),
     )
-    assert event.content == "four\nfive"
+    assert event.content == "four\n\nfive"
     assert event.system == answer["instructions"] == "Zeroth.\n\nFirst.\n\nSecond."
     path = f"{RESPONSES}/{event.reply_id}/input_items"
     listed = (await api.call("GET", path)).json
     ResponseItemList.model_validate(listed, strict=True)
-    assert [one["content"][0]["text"] for one in listed["data"]] == ["four\nfive", "three", "two", "one"]
+    assert [one["content"][0]["text"] for one in listed["data"]] == ["four\n\nfive", "three", "two", "one"]
     page = (await api.call("GET", f"{path}?order=asc&limit=2")).json
     assert page["has_more"]
     rest = (await api.call("GET", f"{path}?order=asc&after={page['last_id']}")).json
