@@ -1,0 +1,50 @@
+"""`python -m tests.chaos [--kills N] [--seed N]`: kill and pause parts of a real stack at random, check the promises.
+
+Prints a line for each kill and a summary. When a promise is broken it prints the seed, keeps the data and what the
+clients saw, and exits with 1.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest has it
+
+from tests.chaos.run import Plan, run, save
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3), "big"))
+    parser.add_argument("--every", type=float, default=8.0, help="seconds between two kills, about")
+    parser.add_argument("--data", type=Path, help="the data folder (a temporary one)")
+    parser.add_argument("--without", default="", help="a guard to take out; see `tests/chaos/unguarded`")
+    chosen = parser.parse_args()
+    data = chosen.data or Path(tempfile.mkdtemp(prefix="turnlog-chaos-"))
+    plan = Plan(data, chosen.kills, chosen.seed, chosen.every, env=unguarded(chosen.without))
+    result = run(plan, lambda line: print(line, flush=True))
+    if not result.report.broken:
+        if chosen.data is None:
+            shutil.rmtree(data, ignore_errors=True)
+        return 0
+    for broken in result.report.broken[:20]:
+        print(broken)
+    print(f"seed {plan.seed}; the data and logs are in {data}, what the clients saw in {save(result, data)}")
+    return 1
+
+
+def unguarded(guard: str) -> dict[str, str]:
+    """The environment in which every process starts without a guard."""
+    if not guard:
+        return {}
+    folder = Path(__file__).parent / "unguarded"
+    return {"PYTHONPATH": str(folder), "TURNLOG_CHAOS_WITHOUT": guard}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

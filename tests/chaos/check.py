@@ -1,0 +1,189 @@
+"""The promises, from outside: what the clients of a run have, against what the service says when all is calm again."""
+
+import asyncio
+import time
+from collections import defaultdict
+from typing import Any
+
+from schemas.stream import Delta, Started
+from tests.chaos.ledger import Asked, Ledger
+from tests.chaos.traffic import Traffic
+from tests.simulation import promises
+from tests.simulation.promises import Broken, Kept, Read, invariant, parsed, require
+
+UNEXPECTED = ("stream_gap", "engine_error", "engine_stalled", "invalid_request")
+"""Reasons for a failed end that nothing in a run gives."""
+PROMPT_S = 5.0
+VIEWS_S = 120.0
+"""How long the views may be behind after the calm has come."""
+ECHO = '"chunks"'
+"""In a text: where a reply before it had none, two messages are asked as one, and the engine echoes them."""
+CANCEL_WITHIN_MS = 2_000
+
+
+class Report:
+    """What was compared, and what did not hold."""
+
+    def __init__(self) -> None:
+        self.broken: list[Broken] = []
+        self.statuses: dict[str, int] = defaultdict(int)
+        self.streams = 0
+        """Replies of which the whole stream is known."""
+        self.frames = 0
+
+    def hold(self, check: Any, *arguments: Any) -> None:
+        """Note what does not hold, and go on."""
+        try:
+            check(*arguments)
+        except Broken as broken:
+            self.broken.append(broken)
+
+
+async def check(traffic: Traffic, report: Report) -> None:
+    """All of it."""
+    ledger = traffic.ledger
+    bills = await _bills(traffic, {asked.reply_ids[0] for asked in ledger.answered()})
+    for asked in ledger.answered():
+        report.hold(promises.one_client_id_is_one_reply, asked.client_id, asked.reply_ids)
+        reads = [one.read for one in ledger.readings if one.read.reply_id == asked.reply_ids[0]]
+        final = await traffic.whole(asked.reply_ids[0])
+        message = (await traffic.call("GET", f"/v1/messages/{asked.reply_ids[0]}")).json()
+        report.statuses[message["status"]] += 1
+        _check_reply(report, asked, [*reads, final], message, bills[asked.reply_ids[0]])
+    await _check_conversations(traffic, report)
+    report.hold(nobody_is_billed_unasked, ledger, set(bills))
+    for reading in ledger.readings:
+        report.hold(the_end_is_answered_as_the_end, reading.read, reading.after_end)
+        report.hold(nobody_is_turned_away_without_reason, ledger, reading.read)
+
+
+async def _bills(traffic: Traffic, wanted: set[str]) -> dict[str, list[Kept]]:
+    """All usage records by reply, once the views have those of all that was asked."""
+    deadline = time.monotonic() + VIEWS_S
+    while True:
+        bills: dict[str, list[Kept]] = defaultdict(list)
+        for record in await traffic.pages("/v1/usage/records"):
+            bill = Kept(where="billed", status=record["status"], output_tokens=record["output_tokens"])
+            bills[record["message_id"]].append(bill)
+        if wanted <= bills.keys() or time.monotonic() > deadline:
+            return bills
+        await asyncio.sleep(1.0)
+
+
+def _check_reply(report: Report, asked: Asked, reads: list[Read], message: dict[str, Any], bills: list[Kept]) -> None:
+    reply_id = asked.reply_ids[0]
+    frames = streamed(reads)
+    end = _end(reads)
+    whole = frames if end and sorted(frames) == list(range(1, end + 1)) else {}
+    for read in reads:
+        report.frames += len(read.frames)
+        report.hold(a_reader_has_the_stream, read, frames, end, message["text"])
+    stored = Kept(
+        where="stored",
+        status=message["status"],
+        output_tokens=message["usage"]["output_tokens"],
+        text=message["text"],
+        final_offset=message["offset"],
+    )
+    report.hold(it_fails_for_a_reason, reply_id, message)
+    report.hold(promises.everybody_has_the_same_end, reply_id, _last(reads), [*bills])
+    if whole:
+        report.streams += 1
+        stream = [whole[offset] for offset in sorted(whole)]
+        if ECHO not in message["text"]:
+            report.hold(promises.of_a_stream, reply_id, stream, asked.words)
+        report.hold(promises.everybody_has_the_same_end, reply_id, stream, [stored, *bills])
+        report.hold(promises.seen_is_stored, reply_id, stream, stored)
+        report.hold(promises.seen_is_billed, reply_id, stream, bills)
+    else:
+        report.hold(stored_is_billed, reply_id, stored, bills)
+
+
+def streamed(reads: list[Read]) -> dict[int, bytes]:
+    """The stream by offset, of those who followed it; a read with a jump was served from the stored reply."""
+    frames: dict[int, bytes] = {}
+    for read in reads:
+        offsets = [parsed(data)[0] for data in read.frames]
+        if offsets == list(range(read.after + 1, read.after + 1 + len(offsets))):
+            for offset, data in zip(offsets, read.frames, strict=True):
+                if not (offset == 1 and frames.get(1) and isinstance(parsed(data)[1], Started)):
+                    frames.setdefault(offset, data)
+    return frames
+
+
+def _end(reads: list[Read]) -> int:
+    """The final offset, of those who saw the end."""
+    return max((read.cursor for read in reads if promises.end_of(read.frames)), default=0)
+
+
+def _last(reads: list[Read]) -> list[bytes]:
+    return next((read.frames[-1:] for read in reads if promises.end_of(read.frames)), [])
+
+
+@invariant
+def a_reader_has_the_stream(read: Read, frames: dict[int, bytes], final: int, text: str) -> None:
+    """Each event once, in order, the same bytes for all, to the end; or the stored reply with the same text and end."""
+    offsets = [parsed(data)[0] for data in read.frames]
+    who = f"{read.who} of {read.reply_id} after {read.after}"
+    require(read.told or read.cursor == final, f"{who} is at {read.cursor} of {final}")
+    if offsets == list(range(read.after + 1, read.after + 1 + len(offsets))):
+        for offset, data in zip(offsets, read.frames, strict=True):
+            same = data == frames.get(offset) or (offset == 1 and isinstance(parsed(data)[1], Started))
+            require(same, f"{who} got {data!r}, others {frames.get(offset)!r}")
+        return
+    require(read.after == 0 and offsets in ([1, final - 1, final], [1, final]), f"{who} got {offsets[:20]} of {final}")
+    deltas = [event.text for _, event in promises.events_of(read.frames) if isinstance(event, Delta)]
+    require("".join(deltas) == text, f"{who} was served {deltas}, stored is {text!r}")
+
+
+@invariant
+def it_fails_for_a_reason(reply_id: str, message: dict[str, Any]) -> None:
+    """Nothing is missing from the log, and no engine has failed."""
+    error = message["error"] or {}
+    require(error.get("code") not in UNEXPECTED, f"{reply_id} ended as {message['status']}: {error}")
+
+
+@invariant
+def stored_is_billed(reply_id: str, stored: Kept, bills: list[Kept]) -> None:
+    """Where nobody has seen the whole stream: one bill, as the stored reply says."""
+    require(len(bills) == 1, f"{reply_id} has {len(bills)} bills")
+    require(
+        (bills[0].output_tokens, bills[0].status) == (stored.output_tokens, stored.status),
+        f"{reply_id} is stored as {stored} and billed as {bills[0]}",
+    )
+
+
+@invariant
+def nobody_is_billed_unasked(ledger: Ledger, billed: set[str]) -> None:
+    """There is a bill for each reply that was asked for, and for no other."""
+    asked = {asked.reply_ids[0] for asked in ledger.answered()}
+    require(billed == asked, f"not billed: {sorted(asked - billed)}, not asked for: {sorted(billed - asked)}")
+
+
+@invariant
+def the_end_is_answered_as_the_end(read: Read, answer: int | None) -> None:
+    """Whoever asks for more after the end is told that there is none."""
+    require(answer in (None, 204), f"{read.who} of {read.reply_id}: after its end comes {answer}")
+
+
+@invariant
+def nobody_is_turned_away_without_reason(ledger: Ledger, read: Read) -> None:
+    """410 is for what is lost: only a flushed Redis has lost something in a run."""
+    require(not read.told or ledger.flushed, f"{read.who} of {read.reply_id} got 410 after {read.cursor}")
+
+
+@invariant
+def a_reader_is_prompt(who: str, waited_s: float) -> None:
+    """In the calm all readers of a reply see its end at about the same time."""
+    require(waited_s < PROMPT_S, f"{who} saw the end {waited_s:.1f} s after the first one")
+
+
+async def _check_conversations(traffic: Traffic, report: Report) -> None:
+    mine: dict[str, set[str]] = defaultdict(set)
+    for asked in traffic.ledger.answered():
+        mine[asked.conversation_id] |= {id_ for id_ in (asked.reply_ids[0], asked.message_id) if id_}
+    for conversation_id, sent in mine.items():
+        messages = await traffic.pages(f"/v1/conversations/{conversation_id}/messages")
+        positions = [message["position"] for message in messages]
+        has = {message["id"] for message in messages}
+        report.hold(promises.a_conversation_has_what_was_sent, conversation_id, positions, has, sent)
