@@ -3,6 +3,7 @@
 # make test     setup, then all tests, on real servers
 # make check    lint, types, import contracts, and the tests that need no servers: under 2 minutes
 # make kills    the long run of kills: six minutes, two instances of turns and of dispatch
+# make chaos    random kills and pauses of every part and server, minutes to hours: make chaos KILLS=200 SEED=7
 # make bench    the benchmarks
 # make format   format and fix what can be fixed
 # make lock     resolve the Python packages again
@@ -12,8 +13,11 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 UP ?=
 TESTS ?=
 BENCHMARKS ?=
+KILLS ?= 40
+SEED ?=
+CHAOS ?=
 
-.PHONY: setup run test check kills bench format lock
+.PHONY: setup run test check kills chaos bench format lock
 .DEFAULT_GOAL := run
 
 setup:
@@ -35,6 +39,9 @@ check: setup
 
 kills: setup
 	TURNLOG_KILLS_S=360 $(BIN)/python -m pytest tests/kills/test_turns_and_dispatch.py $(TESTS)
+
+chaos: setup
+	$(BIN)/python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(CHAOS)
 
 bench: setup
 	$(BIN)/python -m tests.benchmarks $(BENCHMARKS)
