@@ -9,7 +9,8 @@ from schemas.stream import Delta, Started
 from tests.chaos.ledger import Asked, Ledger
 from tests.chaos.traffic import Traffic
 from tests.simulation import promises
-from tests.simulation.promises import Broken, Kept, Read, invariant, parsed, require
+from tests.simulation.frames import Kept, Read, end_of, events_of, parsed
+from tests.simulation.promises import Broken, invariant, require
 
 UNEXPECTED = ("stream_gap", "engine_error", "engine_stalled", "invalid_request")
 """Reasons for a failed end that nothing in a run gives."""
@@ -113,11 +114,11 @@ def streamed(reads: list[Read]) -> dict[int, bytes]:
 
 def _end(reads: list[Read]) -> int:
     """The final offset, of those who saw the end."""
-    return max((read.cursor for read in reads if promises.end_of(read.frames)), default=0)
+    return max((read.cursor for read in reads if end_of(read.frames)), default=0)
 
 
 def _last(reads: list[Read]) -> list[bytes]:
-    return next((read.frames[-1:] for read in reads if promises.end_of(read.frames)), [])
+    return next((read.frames[-1:] for read in reads if end_of(read.frames)), [])
 
 
 @invariant
@@ -132,7 +133,7 @@ def a_reader_has_the_stream(read: Read, frames: dict[int, bytes], final: int, te
             require(same, f"{who} got {data!r}, others {frames.get(offset)!r}")
         return
     require(read.after == 0 and offsets in ([1, final - 1, final], [1, final]), f"{who} got {offsets[:20]} of {final}")
-    deltas = [event.text for _, event in promises.events_of(read.frames) if isinstance(event, Delta)]
+    deltas = [event.text for _, event in events_of(read.frames) if isinstance(event, Delta)]
     require("".join(deltas) == text, f"{who} was served {deltas}, stored is {text!r}")
 
 

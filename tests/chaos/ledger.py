@@ -5,7 +5,7 @@ Written by the traffic, read by the checker.
 
 from dataclasses import dataclass, field
 
-from tests.simulation.promises import Read
+from tests.simulation.frames import Read
 
 
 @dataclass

@@ -14,7 +14,7 @@ from tests.chaos.check import CANCEL_WITHIN_MS, Report, a_reader_is_prompt, chec
 from tests.chaos.ledger import Ledger
 from tests.chaos.traffic import Traffic
 from tests.chaos.wreck import Stack, Wrecker
-from tests.simulation import promises
+from tests.simulation.frames import Read, end_of
 from tests.simulation.promises import Broken
 
 READY_S = 180.0
@@ -108,7 +108,7 @@ async def _ready(stack: Stack) -> None:
         await asyncio.sleep(0.2)
 
 
-def _waits(read: promises.Read) -> Broken:
+def _waits(read: Read) -> Broken:
     return Broken("a_reader_sees_the_end", f"{read.who} of {read.reply_id} waits at {read.cursor}")
 
 
@@ -137,9 +137,9 @@ async def _in_the_calm(traffic: Traffic, report: Report) -> None:
         report.broken.append(Broken("a_cancelled_reply_stops", detail))
 
 
-def end_is_seen(read: promises.Read) -> bool:
+def end_is_seen(read: Read) -> bool:
     """Whether the reader has the end."""
-    return promises.end_of(read.frames) is not None
+    return end_of(read.frames) is not None
 
 
 def save(result: Result, folder: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from tests.chaos.ledger import Asked, Ledger, Reading
-from tests.simulation.promises import Read, end_of, parsed
+from tests.simulation.frames import Read, end_of, parsed
 
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 PAUSE_S = 0.3

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from api.reading import HEARTBEAT, Reader
 from api.tails import END_MARK
 from schemas.ids import Identities
-from tests.simulation.front import PATIENCE, Front, Opened, Task
-from tests.simulation.promises import Read
+from tests.simulation.frames import Read
+from tests.simulation.front import PATIENCE, Front, Opened
 from tests.simulation.store import MemoryStore
+from tests.simulation.virtual import Task
 
 PROMPT_MS = 5_000
 """A reader that is connected has what the buffer has within this time (where no push was lost)."""

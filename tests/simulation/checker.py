@@ -22,8 +22,10 @@ from schemas.reply import Reply, apply
 from schemas.stream import frame
 from tests.simulation import promises
 from tests.simulation.clients import Clients, Sent
-from tests.simulation.promises import Kept, invariant, require
-from tests.simulation.world import DEADLINE_MS, World
+from tests.simulation.frames import Kept, Read
+from tests.simulation.processes import DEADLINE_MS
+from tests.simulation.promises import invariant, require
+from tests.simulation.world import World
 
 CANCEL_WITHIN_MS = 6_000
 
@@ -163,7 +165,7 @@ def a_reader_is_prompt(late: str) -> None:
 
 
 @invariant
-def nobody_is_turned_away_without_reason(outcome: Outcome, read: promises.Read) -> None:
+def nobody_is_turned_away_without_reason(outcome: Outcome, read: Read) -> None:
     """A cursor is refused only where its events are lost, or the conversation is deleted."""
     if read.told == "gone":
         stored = outcome.stored_of(read.reply_id)

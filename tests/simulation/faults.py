@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from streams.log.steps import Partition
-from tests.simulation.front import Delays
+from tests.simulation.connection import Delays
 from tests.simulation.log import HELD, Fate, SimulatedLog
 from tests.simulation.store import MemoryStore
 

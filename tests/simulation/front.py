@@ -1,19 +1,9 @@
 """An API process as far as streams go: the product's `api.following` and `api.reading`.
 
 Its store is in memory, answers late, and pushes through a connection that may break.
-
-Rules of the connection, as of `api.redis_live` and the server behind it:
-
-1. Commands go one way and pushes the other, each in order, each with a delay.
-2. A reply is pushed from the moment at which the server takes the subscription; then the confirmation is pushed.
-3. When the connection breaks, nothing of it arrives any more, no subscription is confirmed, and tails are forgotten.
 """
 
-import asyncio
-import heapq
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
@@ -23,240 +13,21 @@ from api.metrics import Metrics
 from api.problems import Problem
 from api.reading import Patience, Reader
 from api.sse import OpenStreams
-from api.stores import HotConversation, Page, PageLimit, StoreDown, Subscription
-from api.tails import END_MARK, Tail
+from api.stores import HotConversation, Page, PageLimit, StoreDown
+from api.tails import END_MARK
 from projections.redis.client import StoreUnavailable
-from schemas.events import Event, ReplyStored
+from schemas.codec import decode
+from schemas.events import ConversationDeleted, Event, ReplyStored
 from schemas.ids import Identities
+from streams.log.steps import Record
+from tests.simulation.connection import Connection, Delays
 from tests.simulation.store import MemoryStore
+from tests.simulation.virtual import Task, VirtualLoop
 
 PATIENCE = Patience(
     heartbeat_s=15.0, send_timeout_s=30.0, outage_s=120.0, idle_s=900.0, page=PageLimit(frames=7, bytes=400)
 )
-TAIL_BYTES_MAX = 600
-"""Less than a long reply, so that readers fall behind it."""
 METRICS = Metrics()
-
-
-class Delays(msgspec.Struct, frozen=True):
-    """How long a message between the API and Redis is under way, one way; drawn anew for each."""
-
-    draw: Callable[[], int]
-    lost: Callable[[], bool]
-    """Whether a push does not arrive."""
-
-
-class VirtualLoop:
-    """As much of an event loop as a reader asks for, in virtual time. Coroutines are driven by `Task`."""
-
-    def __init__(self, now_ms: Callable[[], int]) -> None:
-        self._now_ms = now_ms
-        self._timers: list[tuple[int, int, Callable[[], object]]] = []
-        self._count = 0
-
-    def time(self) -> float:
-        return self._now_ms() / 1000
-
-    def get_debug(self) -> bool:
-        return False
-
-    def create_future(self) -> "asyncio.Future[Any]":
-        return asyncio.Future(loop=self)  # type: ignore[arg-type]
-
-    def call_later(self, delay_s: float, callback: Callable[[], object]) -> None:
-        self._count += 1
-        heapq.heappush(self._timers, (self._now_ms() + round(delay_s * 1000), self._count, callback))
-
-    def run_due(self) -> None:
-        """Call what is due."""
-        while self._timers and self._timers[0][0] <= self._now_ms():
-            heapq.heappop(self._timers)[2]()
-
-    async def after(self, delay_ms: int) -> None:
-        """Wait."""
-        if delay_ms:
-            waiting = self.create_future()
-            self.call_later(delay_ms / 1000, lambda: waiting.done() or waiting.set_result(None))
-            await waiting
-
-
-class Task:
-    """A coroutine that goes on when it is stepped and what it waits for has come."""
-
-    def __init__(self, loop: VirtualLoop, begin: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        self._loop = loop
-        self._begin = begin
-        self._coroutine: Coroutine[Any, Any, Any] | None = None
-        self._waiting: asyncio.Future[Any] | None = None
-        self.done = False
-        self.result: Any = None
-
-    def step(self) -> bool:
-        """Whether it has come to its end. What the coroutine raises is raised."""
-        if self.done or (self._waiting is not None and not self._waiting.done()):
-            return self.done
-        if self._coroutine is None:
-            self._coroutine = self._begin()
-        asyncio._set_running_loop(self._loop)  # type: ignore[arg-type]
-        try:
-            self._waiting = self._coroutine.send(None)
-        except StopIteration as ended:
-            self.done, self.result = True, ended.value
-        finally:
-            asyncio._set_running_loop(None)
-        return self.done
-
-    def close(self) -> None:
-        """The client has left."""
-        if self._coroutine is not None:
-            self._coroutine.close()
-
-
-class _Followed:
-    """A reply with readers."""
-
-    def __init__(self) -> None:
-        self.tail = Tail(TAIL_BYTES_MAX)
-        self.confirmed = False
-        self.readers: dict[_Place, None] = {}
-
-
-class _Place:
-    """See `api.stores.Subscription`."""
-
-    def __init__(
-        self,
-        live: "Connection",
-        reply_id: str,
-        followed: _Followed,
-        wake: Callable[[], None],
-        again: Callable[[], None],
-    ) -> None:
-        self._live = live
-        self._reply_id = reply_id
-        self._followed = followed
-        self.wake = wake
-        self.again = again
-
-    @property
-    def tail(self) -> Tail:
-        return self._followed.tail
-
-    @property
-    def confirmed(self) -> bool:
-        return self._followed.confirmed
-
-    def close(self) -> None:
-        self._live.leave(self._reply_id, self._followed, self)
-
-
-class Connection:
-    """`LiveFrames` on one connection to the store; see the rules of this module."""
-
-    def __init__(self, store: MemoryStore, now_ms: Callable[[], int], delays: Delays) -> None:
-        self._store = store
-        self._now_ms = now_ms
-        self._delays = delays
-        self._followed: dict[str, _Followed] = {}
-        self._commands: deque[tuple[int, bool, str]] = deque()
-        self._pushed: deque[tuple[int, str, int, tuple[bytes, ...]]] = deque()
-        self._connect_ms: int | None = 0
-        self.lost_ms = -(10**9)
-        """When a push was last lost, or the connection."""
-
-    @property
-    def connected(self) -> bool:
-        return self._connect_ms is None
-
-    def follow(self, reply_id: str, wake: Callable[[], None], again: Callable[[], None]) -> Subscription:
-        followed = self._followed.get(reply_id)
-        if followed is None:
-            followed = self._followed[reply_id] = _Followed()
-            self._send(True, reply_id)
-        place = _Place(self, reply_id, followed, wake, again)
-        followed.readers[place] = None
-        return place
-
-    def leave(self, reply_id: str, followed: _Followed, place: _Place) -> None:
-        """A reader leaves; the last one unsubscribes."""
-        followed.readers.pop(place, None)
-        if not followed.readers and self._followed.get(reply_id) is followed:
-            del self._followed[reply_id]
-            self._send(False, reply_id)
-
-    def published(self, reply_id: str, first: int, frames: Sequence[bytes]) -> None:
-        """Of the store: a push begins its way."""
-        if self._delays.lost():
-            self.lost_ms = self._now_ms()
-        else:
-            self._push(reply_id, first, tuple(frames))
-
-    def cut(self) -> None:
-        """The connection breaks."""
-        if self in self._store.connections:
-            self._store.connections.remove(self)
-        for subscribers in self._store.subscribers.values():
-            if self in subscribers:
-                subscribers.remove(self)
-        self._commands.clear()
-        self._pushed.clear()
-        self._connect_ms = self._now_ms() + 50 + self._delays.draw()
-        self.lost_ms = self._now_ms()
-        for followed in self._followed.values():
-            followed.confirmed = False
-            followed.tail.clear()
-
-    def gone(self) -> None:
-        """The process has ended."""
-        self.cut()
-        self._followed.clear()
-
-    def turn(self) -> None:
-        """Let happen what is due."""
-        now_ms = self._now_ms()
-        if self._connect_ms is not None:
-            self._connect(now_ms)
-        while self._commands and self._commands[0][0] <= now_ms:
-            _, begins, reply_id = self._commands.popleft()
-            subscribers = self._store.subscribers.setdefault(reply_id, [])
-            if begins:
-                if self not in subscribers:
-                    subscribers.append(self)
-                self._push(reply_id, 0, ())
-            elif self in subscribers:
-                subscribers.remove(self)
-        while self._pushed and self._pushed[0][0] <= now_ms:
-            self._arrived(*self._pushed.popleft()[1:])
-
-    def _arrived(self, reply_id: str, first: int, frames: Sequence[bytes]) -> None:
-        followed = self._followed.get(reply_id)
-        if followed is None:
-            return
-        if first == 0:
-            followed.confirmed = True
-            for reader in followed.readers:
-                reader.again()
-        else:
-            followed.tail.add(first, first + len(frames) - 1, b"".join(frames))
-            for reader in followed.readers:
-                reader.wake()
-
-    def _connect(self, now_ms: int) -> None:
-        if self._store.down or now_ms < (self._connect_ms or 0):
-            return
-        self._connect_ms = None
-        self._store.connections.append(self)
-        for reply_id in self._followed:
-            self._send(True, reply_id)
-
-    def _send(self, begins: bool, reply_id: str) -> None:
-        if self._connect_ms is None:
-            due_ms = self._now_ms() + self._delays.draw()
-            self._commands.append((max(due_ms, self._commands[-1][0] if self._commands else 0), begins, reply_id))
-
-    def _push(self, reply_id: str, first: int, frames: tuple[bytes, ...]) -> None:
-        due_ms = self._now_ms() + self._delays.draw()
-        self._pushed.append((max(due_ms, self._pushed[-1][0] if self._pushed else 0), reply_id, first, frames))
 
 
 class Hot:
@@ -282,6 +53,7 @@ class Hot:
             ended=bool(held) and END_MARK in held[-1],
             cut=False,
             deleted=conversation_id in self._store.deleted,
+            opened=reply_id in self._store.buffers,
         )
         await self._loop.after(self._delays.draw())
         self._answers()
@@ -305,6 +77,14 @@ class Views:
     def __init__(self) -> None:
         self.stored: dict[str, ReplyStored] = {}
         self.events: dict[str, list[tuple[int, Event]]] = {}
+
+    def take(self, record: Record) -> None:
+        """A record of `messages`."""
+        event = decode(record.value, record.headers).event
+        if isinstance(event, ReplyStored):
+            self.stored[event.reply_id] = event
+        elif isinstance(event, ConversationDeleted):
+            self.events.setdefault(event.conversation_id, []).append((record.offset, event))
 
     async def stored_reply(self, account_id: str, conversation_id: str, reply_id: str) -> ReplyStored | None:
         return self.stored.get(reply_id)

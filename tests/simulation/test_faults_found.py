@@ -14,8 +14,10 @@ from streams.log.memory import MemoryLog
 from streams.log.steps import NotAppended, Output, Partition
 from streams.settlement.step import Limits, Settle
 from tests.simulation.clients import IDENTITIES
-from tests.simulation.front import Delays, Front, Opened, Task, Views, VirtualLoop
+from tests.simulation.connection import Delays
+from tests.simulation.front import Front, Opened, Views
 from tests.simulation.store import Buffer, MemoryStore
+from tests.simulation.virtual import Task, VirtualLoop
 
 AT_MS = 1_764_434_400_000
 GENERATION = {"reply_id": "rep_1", "conversation_id": "conv_1", "generation_id": "gen_1", "attempt": 1}

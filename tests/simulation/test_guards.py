@@ -158,7 +158,11 @@ GUARDS = (
     ),
     Guard("subscribe before replay", {"api.following.Reader": ListFirst}, ("a_reader_is_prompt",)),
     Guard("numbers of pieces", {"schemas.reply._tokens": any_piece_counts}, ("no_token_is_missed_or_doubled",)),
-    Guard("checkpoint at the oldest open", {f"{WORLD}.Settle": GreedySettle}, ("an_accepted_message_ends_once",)),
+    Guard(
+        "checkpoint at the oldest open",
+        {"tests.simulation.processes.Settle": GreedySettle},
+        ("an_accepted_message_ends_once",),
+    ),
     Guard(
         "ids of a repeated send",
         {"tests.simulation.clients.IDENTITIES": ForgetfulIdentities(secret=b"of the simulation")},

@@ -7,7 +7,8 @@ import pytest
 from schemas.topics import all_topics
 from tests.simulation.__main__ import play
 from tests.simulation.checker import check
-from tests.simulation.world import BEGIN_MS, POOL, World, quiet
+from tests.simulation.processes import POOL
+from tests.simulation.world import BEGIN_MS, World, quiet
 
 SEEDS = 1_000
 PER_TEST = 25

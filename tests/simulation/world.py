@@ -8,40 +8,22 @@ pushes to the API comes late, or not, or the connection breaks. One seed gives o
 """
 
 import contextlib
-import logging
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import structlog
-
-from projections.buffer.commands import Lifetimes
-from projections.buffer.replies import Limits as BufferLimits
-from projections.buffer.step import BufferStep
-from schemas.codec import decode
-from schemas.events import ConversationDeleted, ReplyStored
-from schemas.models import DEFAULT_MODELS
-from streams.dispatch.limits import Limits as DispatchLimits
-from streams.dispatch.step import Dispatch
 from streams.log.log import BEGINNING, Aborted
-from streams.log.loop import Loop
 from streams.log.steps import LogError, NotAppended, Partition
-from streams.log.transactions import TransactionalLoop
-from streams.settlement.rules import Alarm
-from streams.settlement.step import Limits as SettlementLimits
-from streams.settlement.step import Settle
-from streams.turns.policy import Policy
-from streams.turns.step import Turns
 from tests.simulation.audience import Audience
 from tests.simulation.clients import IDENTITIES, Clients
 from tests.simulation.faults import Faults
-from tests.simulation.front import Front, Views, VirtualLoop
+from tests.simulation.front import Front, Views
 from tests.simulation.log import SimulatedLog
+from tests.simulation.processes import DEADLINE_MS, Process, Processes
 from tests.simulation.promises import Broken
 from tests.simulation.store import MemoryStore
-from tests.simulation.worker import Left, SimulatedWorker
+from tests.simulation.virtual import VirtualLoop
+from tests.simulation.worker import Left
 
-POOL = DEFAULT_MODELS[0].pool
 PARTITIONS = {
     "messages": 2,
     "cancellations": 2,
@@ -53,7 +35,6 @@ PARTITIONS = {
     "usage": 2,
 }
 SESSION_MS = 3_000
-DEADLINE_MS = 60_000
 STEPS = 320
 CALM_STEP_MS = 50
 CALM_STEP_MAX_MS = 500
@@ -64,23 +45,6 @@ BEGIN_MS = 1_764_434_400_000
 
 class Crash(Exception):
     """The process in hand is killed."""
-
-
-class Process:
-    """A process: how it is made, what runs of it now, and when it is turned again."""
-
-    def __init__(self, name: str, group: str | None, replica: int, make: Callable[[], Any]) -> None:
-        self.name = name
-        self.group = group
-        self.replica = replica
-        self.make = make
-        self.running: Any = None
-        self.not_before_ms = 0
-        self.turned_ms = 0
-        self.version = -1
-        """Of the log, at its last turn."""
-        self.silent_since_ms: int | None = None
-        self.expired = False
 
 
 class World:
@@ -106,52 +70,16 @@ class World:
         self.audience = Audience(self.store, IDENTITIES, self.rng)
         self.audience.faults = faults > 0
         self.clients = Clients(self.log, self.store, self.rng, sends, self.audience)
-        self.alarms: list[Alarm] = []
         self.crashes = 0
         self._trace = trace
         self._current: Process | None = None
         self._nested = False
-        self._instances = 0
         self._viewed_version = -1
         self._viewed = self.log.reader([Partition("messages", n) for n in range(PARTITIONS["messages"])], BEGINNING)
-        self.processes = [
-            *(Process(f"turns-{n}", "turns", n, lambda n=n: self._turns(n)) for n in range(2)),
-            *(Process(f"dispatch-{n}", "dispatch", n, lambda n=n: self._dispatch(n)) for n in range(2)),
-            *(Process(f"settlement-{n}", "settlement", n, lambda n=n: self._settlement(n)) for n in range(2)),
-            *(Process(f"buffer-{n}", "buffer", n, lambda n=n: self._buffer(n)) for n in range(2)),
-            *(Process(f"worker-{n}", None, n, lambda n=n: self._worker(n)) for n in range(2)),
-            *(Process(f"api-{n}", None, n, self._front) for n in range(2)),
-        ]
-        fronts = [process for process in self.processes if process.name.startswith("api")]
-        self.audience.fronts = [lambda process=process: process.running for process in fronts]
-
-    # --- what runs ----------------------------------------------------------------------------------------------
-
-    def _turns(self, replica: int) -> TransactionalLoop:
-        step = Turns(Policy(deadline_ms=DEADLINE_MS, sweep_margin_ms=5_000))
-        topics = ("messages", "cancellations")
-        return TransactionalLoop(
-            self.log, step, topics=topics, state_topic="conversations", group="turns", replica=replica
-        )
-
-    def _dispatch(self, replica: int) -> TransactionalLoop:
-        step = Dispatch(frozenset({POOL}), DispatchLimits())
-        topics = ("requests", "workers")
-        return TransactionalLoop(self.log, step, topics=topics, state_topic="pools", group="dispatch", replica=replica)
-
-    def _settlement(self, replica: int) -> Loop:
-        limits = SettlementLimits(abandoned_ms=600_000)
-        step = Settle(self.log.writer("streams/settlement"), DEFAULT_MODELS, limits, self.alarms.append)
-        return Loop(self.log, step, topics=("tokens",), group="settlement", replica=replica)
-
-    def _buffer(self, replica: int) -> Loop:
-        lifetimes = Lifetimes(open_ms=10**9, retention_ms=10**9)
-        step = BufferStep(self.store, "n", lifetimes, BufferLimits())  # type: ignore[arg-type]
-        return Loop(self.log, step, topics=("tokens",), group="buffer", replica=replica)
-
-    def _worker(self, inbox: int) -> SimulatedWorker:
-        self._instances += 1
-        return SimulatedWorker(self.log, POOL, inbox, f"instance {self._instances}")
+        made = Processes(self.log, self.store, self._front)
+        self.processes = made.all
+        self.alarms = made.alarms
+        self.audience.fronts = [lambda process=process: process.running for process in made.fronts]
 
     def _front(self) -> Front:
         return Front(self.store, self.views, self.loop, lambda: self.now_ms, self.faults.delays)
@@ -222,11 +150,7 @@ class World:
             return
         self._viewed_version = self.log.version
         for record in self._viewed.poll(0):
-            event = decode(record.value, record.headers).event
-            if isinstance(event, ReplyStored):
-                self.views.stored[event.reply_id] = event
-            elif isinstance(event, ConversationDeleted):
-                self.views.events.setdefault(event.conversation_id, []).append((record.offset, event))
+            self.views.take(record)
 
     def _turn(self, process: Process) -> None:
         self._expire(process)
@@ -373,8 +297,3 @@ class World:
     def _say(self, what: str) -> None:
         if self._trace is not None:
             self._trace(f"{self.now_ms - BEGIN_MS:>8} {what}")
-
-
-def quiet() -> None:
-    """Let the product's own logs be silent."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
