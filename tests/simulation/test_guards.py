@@ -19,10 +19,9 @@ from schemas.stream import Delta
 from streams.log.memory.groups import Group
 from streams.log.steps import Partition
 from streams.settlement.step import Settle
-from tests.simulation.__main__ import play
+from tests.simulation.__main__ import play, quiet
 from tests.simulation.promises import Broken
 from tests.simulation.store import Buffer, MemoryStore
-from tests.simulation.world import quiet
 
 SEEDS = 150
 """So many histories at most until the checker has to notice."""

@@ -5,10 +5,10 @@ import logging
 import pytest
 
 from schemas.topics import all_topics
-from tests.simulation.__main__ import play
+from tests.simulation.__main__ import play, quiet
 from tests.simulation.checker import check
 from tests.simulation.processes import POOL
-from tests.simulation.world import BEGIN_MS, World, quiet
+from tests.simulation.world import BEGIN_MS, World
 
 SEEDS = 1_000
 PER_TEST = 25
