@@ -60,6 +60,12 @@ class Conversations:
             raise not_found("conversation")
         return conversation
 
+    async def lately(self, conversation_id: str) -> Conversation | None:
+        """What Redis has of the conversation, if that is its beginning; for while ClickHouse is away."""
+        recent = await self._recent(conversation_id) or _NOTHING
+        conversation = None if recent.deleted else fold(event for _, event in recent.events)
+        return None if conversation is None or conversation.deleted else conversation
+
     async def message(self, caller: Caller, parsed: Parsed) -> MessageView:
         """A message as it is now. Raises `Problem` 404 or 503."""
         recent = await self._recent(parsed.conversation_id)

@@ -63,6 +63,10 @@ class Begun(msgspec.Struct, frozen=True):
     """The buffer had everything up to this offset, which may be more than the frames."""
     stored: bool = False
     """From the stored reply: the whole text is one `delta`."""
+    unread: bool = False
+    """The buffer could not be read, and may have more than the stored reply."""
+    cut: bool = False
+    """The reply outgrew the buffer: there is nothing behind the frames but the stored reply, once it has ended."""
 
 
 class Awaited(Protocol):
@@ -153,7 +157,8 @@ class Streams:
         if page is not None and page.deleted:
             raise not_found("message")
         if page is not None and page.frames:
-            return _given(reader, page.frames, cursor + len(page.frames), complete=page.newest)
+            given = _given(reader, page.frames, cursor + len(page.frames), complete=page.newest)
+            return msgspec.structs.replace(given, cut=page.cut)
         if page is not None and (page.cut or page.ended):
             _check_end(page, reply, cursor)
             return None
@@ -172,14 +177,15 @@ class Streams:
             raise gone(why, f"/v1/messages/{reply.id}")
         if not served:
             return None
-        return _given(reader, served, stored.final_offset, complete=stored.final_offset, stored=True)
+        given = _given(reader, served, stored.final_offset, complete=stored.final_offset, stored=True)
+        return msgspec.structs.replace(given, unread=page is None)
 
     async def whole(self, caller: Caller, reply: Parsed) -> Begun:
         """All that there is of the stream, and a reader that goes on behind it. Raises `Problem` 404, 410 or 503."""
         begun = await self.begin(caller, reply, 0)
         if begun is None:
             raise AssertionError("every stream has its end behind offset 0")
-        frames, reader, complete = list(begun.frames), begun.reader, begun.complete
+        frames, reader, complete, cut = list(begun.frames), begun.reader, begun.complete, begun.cut
         while reader.cursor < complete:
             try:
                 page = await self._hot.page(reply.id, reply.conversation_id, reader.cursor, self._patience.page)
@@ -189,8 +195,8 @@ class Streams:
                 break
             frames += page.frames
             reader.given(b"".join(page.frames), reader.cursor + len(page.frames))
-            complete = page.newest
-        return Begun(reader, tuple(frames), complete, begun.stored)
+            complete, cut = page.newest, page.cut
+        return msgspec.structs.replace(begun, frames=tuple(frames), complete=complete, cut=cut)
 
     async def gathered(self, begun: Begun) -> tuple[bytes, ...] | None:
         """All frames, once the reply has ended; None when that cannot be waited for (shutdown, an outage)."""

@@ -17,6 +17,7 @@ from api.following import Begun
 from api.formats.format import Rendered, Writer, current_attempt, written
 from api.messages import Running, running
 from api.problems import DO_NOT_RETRY, Problem, bad_request, not_found
+from api.replay import stored_events
 from api.sending import Request, Sent
 from api.stores import Live
 from schemas.conversation import Conversation, Message
@@ -24,6 +25,7 @@ from schemas.events import MessageSubmitted
 from schemas.ids import Parsed
 from schemas.limits import CLIENT_MESSAGE_ID_CHARS_MAX
 from schemas.models import Model, find
+from schemas.stream import frame
 
 CONVERSATION_HEADER = "x-conversation-id"
 REPLY_HEADER = "x-reply-id"
@@ -110,8 +112,17 @@ async def facts(the: Service, caller: Caller, reply: Parsed) -> Facts:
 
 
 async def held(the: Service, caller: Caller, reply: Parsed) -> tuple[Conversation, Message]:
-    """A reply in its conversation. Raises `Problem` 404 or 503."""
-    conversation = await the.conversations.load(caller, reply.conversation_id)
+    """A reply in its conversation. Raises `Problem` 404 or 503.
+
+    While ClickHouse is away the conversation is what Redis has of it.
+    """
+    try:
+        conversation = await the.conversations.load(caller, reply.conversation_id)
+    except Problem as problem:
+        lately = await the.conversations.lately(reply.conversation_id) if problem.status == 503 else None
+        if lately is None or reply.id not in lately.messages:
+            raise
+        conversation = lately
     message = conversation.messages.get(reply.id)
     if message is None:
         raise not_found("message")
@@ -127,8 +138,14 @@ def previous_reply(conversation: Conversation, reply: Message) -> str | None:
 
 async def resume(the: Service, caller: Caller, reply: Parsed) -> Exchange:
     """The facts and the whole stream of a reply. Raises `Problem` 404, 410 or 503."""
-    known = await facts(the, caller, reply)
-    return Exchange(facts=known, begun=await the.streams.whole(caller, reply))
+    conversation, message = await held(the, caller, reply)
+    known = facts_of(message.request, the.models, previous_reply(conversation, message))
+    begun = await the.streams.whole(caller, reply)
+    if begun.cut and message.stored is not None:
+        frames = tuple(frame(offset, event) for offset, event in stored_events(message.stored))
+        begun.reader.given(b"".join(frames), message.stored.final_offset)
+        begun = Begun(begun.reader, frames, message.stored.final_offset, stored=True)
+    return Exchange(facts=known, begun=begun)
 
 
 def streamed(the: Service, exchange: Exchange, writer: Writer, headers: Mapping[str, str] | None = None) -> Response:

@@ -199,6 +199,8 @@ def _streamed(the: Service, exchange: Exchange, after: int) -> Response:
     made = begun(exchange.facts, exchange.begun.frames, stored=exchange.begun.stored, after=after)
     if isinstance(made, Unserved):
         exchange.begun.reader.close()
+        if exchange.begun.unread:
+            raise unavailable("redis", "The events after this number are in Redis, which does not answer.")
         why = {
             "expired": "The events after this number are not kept any more; the response itself is",
             "beyond": "The stream ended before this number; the response can be read",

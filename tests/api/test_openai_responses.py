@@ -8,6 +8,7 @@ import pytest
 from openai.types.responses import Response
 from openai.types.responses.response_item_list import ResponseItemList
 
+from schemas.events import ReplyStored
 from schemas.limits import (
     CONTENT_BYTES_MAX,
     HISTORY_MESSAGES_MAX,
@@ -16,7 +17,7 @@ from schemas.limits import (
     METADATA_VALUE_CHARS_MAX,
     SYSTEM_BYTES_MAX,
 )
-from schemas.values import PromptMessage
+from schemas.values import PromptMessage, Usage
 from tests.api.openai_calls import RESPONSES, answered, error_of, events_of, place_of, refused, submitted
 from tests.api.world import ALICE, BOB, PATIENCE, Process, World, eventually
 
@@ -110,6 +111,65 @@ async def test_an_expired_stream_is_served_whole_or_not_at_all(world: World, api
     assert error_of(await api.call("GET", f"{path}&starting_after=5"), 410)["code"] == "cursor_gone"
     last = await api.call("GET", f"{path}&starting_after=9")
     assert [one["type"] for one in events_of(last.body)] == ["response.completed"]
+
+
+async def test_a_reply_that_outgrew_its_buffer_is_read_from_what_is_stored(world: World, api: Process) -> None:
+    await api.call("POST", RESPONSES, body=request(background=True))
+    event = await submitted(world)
+    reply_id = world.queue(place_of(event))
+    world.start(reply_id)
+    world.say(reply_id, "Riv", "ers")
+    world.hot.publish(reply_id, 4, b"", {"status": "cut"})
+    stored = ReplyStored(
+        conversation_id=event.conversation_id,
+        reply_id=reply_id,
+        message_id=event.message_id,
+        account_id="alice",
+        tier="paid",
+        pool="default",
+        model="m",
+        status="completed",
+        text="Rivers flow.",
+        attempt=1,
+        final_offset=6,
+        usage=Usage(input_tokens=1, output_tokens=4),
+        submitted_at_ms=1,
+        ended_at_ms=2,
+    )
+    world.append(stored)
+    world.project()
+    path = f"{RESPONSES}/{reply_id}?stream=true"
+    events = events_of((await api.call("GET", path)).body)
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Rivers flow."
+    assert error_of(await api.call("GET", f"{path}&starting_after=6"), 410)["code"] == "cursor_gone"
+    assert (await api.call("GET", f"{RESPONSES}/{reply_id}")).json == events[-1]["response"]
+
+
+async def test_it_is_followed_while_the_views_are_away(world: World, api: Process) -> None:
+    await api.call("POST", RESPONSES, body=request(background=True))
+    event = await submitted(world)
+    world.views.down = True
+    path = f"{RESPONSES}/{event.reply_id}"
+    call = api.begin("GET", f"{path}?stream=true")
+    await call.until(2)
+    world.whole(place_of(event), "Rivers", " flow.")
+    await call.end()
+    assert (await api.call("GET", path)).json == events_of(call.received)[-1]["response"]
+
+
+async def test_what_redis_has_is_not_called_gone_while_redis_is_away(world: World, api: Process) -> None:
+    event, answer = await answered(world, api, RESPONSES, request())
+    world.store(event.reply_id)
+    world.project()
+    world.hot.down = True
+    path = f"{RESPONSES}/{event.reply_id}"
+    assert (await api.call("GET", path)).json == answer
+    assert events_of((await api.call("GET", f"{path}?stream=true")).body)[-1]["response"] == answer
+    error = error_of(await api.call("GET", f"{path}?stream=true&starting_after=5"), 503)
+    assert error["code"] == "redis_unavailable"
+    world.hot.down = False
+    rest = events_of((await api.call("GET", f"{path}?stream=true&starting_after=5")).body)
+    assert [one["sequence_number"] for one in rest] == [6, 7, 8, 9, 10]
 
 
 async def test_a_disconnect_does_not_cancel_and_a_reader_that_left_goes_on(world: World, api: Process) -> None:
@@ -212,6 +272,8 @@ async def test_cancel_answers_as_it_stands_where_the_end_does_not_come(world: Wo
 async def test_cancel_goes_through_while_the_views_are_away(world: World, api: Process) -> None:
     await api.call("POST", RESPONSES, body=request(background=True))
     event = await submitted(world)
+    world.project()
+    world.hot.lose()
     world.views.down = True
     answer = await api.call("POST", f"{RESPONSES}/{event.reply_id}/cancel")
     assert error_of(answer, 503)["code"] == "clickhouse_unavailable"
