@@ -11,7 +11,7 @@ from system.product import Product, Seen
 from clients.cable import Cable
 from clients.chromium import Chromium
 from clients.documentation import programs, written
-from clients.programs import node, run_node, shell
+from clients.programs import node, run_node, run_python, shell
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -70,6 +70,20 @@ def test_eventsource_in_a_browser(
     reply_id = next(asked.target.split("/")[3] for asked in cable.asked if "/events?" in asked.target)
     stored = product.client().message(reply_id)
     assert (stored["status"], stored["text"]) == ("completed", shown)
+    assert cable.cuts == 1
+
+
+@pytest.mark.parametrize("marker", [b'"sequence_number":20,"item', b"event: response.crea", b"event: response.comp"])
+@pytest.mark.parametrize("program", ["openai_python.py", "openai_node.mjs"])
+def test_openai(
+    product: Product, environment: dict[str, str], folder: Path, cable: Cable, program: str, marker: bytes
+) -> None:
+    run = {folder / "openai_python.py": run_python, folder / "openai_node.mjs": run_node}[folder / program]
+    cable.cut_at(marker)
+    (said,) = run(folder / program, LONG, env=environment | {"TURNLOG_URL": cable.url})
+    stored = product.client().message(said["id"])
+    assert (said["text"], said["status"]) == (stored["text"], "completed")
+    assert said["usage"]["output_tokens"] == stored["usage"]["output_tokens"] == 60
     assert cable.cuts == 1
 
 
