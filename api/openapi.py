@@ -45,9 +45,8 @@ FEED: dict[str, Any] = {
 
 JSON_OBJECT: dict[str, Any] = {"content": {"application/json": {"schema": {"type": "object"}}}}
 """An answer whose shape another client's documentation tells."""
-OBJECT_OR_STREAM: dict[str, Any] = {
-    "content": JSON_OBJECT["content"] | {"text/event-stream": {"schema": {"type": "string"}}}
-}
+FOREIGN_STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+OBJECT_OR_STREAM: dict[str, Any] = {"content": JSON_OBJECT["content"] | FOREIGN_STREAM["content"]}
 
 _MEANINGS = {
     400: "Something in the request is wrong; `errors` says which field and why.",

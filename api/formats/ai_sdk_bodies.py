@@ -94,13 +94,18 @@ def named_reply(ids: Identities, account_id: str, body: AiSdkBody) -> Parsed | N
     return reply if own and reply is not None and reply.kind == "rep" else None
 
 
-def newest_reply(conversation: Conversation, body: AiSdkBody) -> Message | None:
-    """The newest reply to the newest of the client's messages, which the client has cut off to get another one."""
+def reply_to_newest(conversation: Conversation, body: AiSdkBody) -> Message | None:
+    """The first reply to the newest of the client's messages, which the client has cut off to get another one.
+
+    It is the same however often the message was answered, so that a call with a key can be repeated.
+    """
     text = _newest_text(body)
     found: Message | None = None
     for message in conversation.messages.values():
         question = conversation.messages.get(message.parent_id or "") if message.role == "assistant" else None
-        request = question.request if question else None
+        if question is None or (found is not None and found.parent_id == question.id):
+            continue
+        request = question.request
         if isinstance(request, MessageSubmitted) and request.content == text:
             found = message if request.metadata.get(MESSAGE_ID) == body.messages[-1].id else found
     return found

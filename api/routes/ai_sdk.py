@@ -11,9 +11,9 @@ from api.accounts import Caller
 from api.bodies import read
 from api.context import Service, TheCaller, TheService, TheTrail, answer, own_reply
 from api.formats.ai_sdk import HEADERS, RESETS_SINCE, VERSION_HEADER, AiSdkWriter
-from api.formats.ai_sdk_bodies import AiSdkBody, again, asked, named_reply, newest_reply
+from api.formats.ai_sdk_bodies import AiSdkBody, again, asked, named_reply, reply_to_newest
 from api.formats.exchange import Exchange, TheIdempotencyKey, resume, send, streamed
-from api.openapi import STREAM, body_of, problems
+from api.openapi import FOREIGN_STREAM, body_of, problems
 from api.problems import Problem, bad_request, not_found
 from api.sending import Request as Submission
 from api.shapes import MessageView
@@ -42,7 +42,7 @@ _VERSION = re.compile(r"(\d{1,4})(\..{0,100})?")
     response_class=Response,
     openapi_extra=body_of(AiSdkBody),
     responses={
-        200: {"description": "The reply as a UI message stream.", **STREAM},
+        200: {"description": "The reply as a UI message stream.", **FOREIGN_STREAM},
         **problems(400, 401, 404, 408, 409, 410, 413, 415, 429, 503),
     },
 )
@@ -67,7 +67,7 @@ async def post(
     summary="Reconnect to a chat (AI SDK)",
     response_class=Response,
     responses={
-        200: {"description": "The reply that runs, from its beginning, as a UI message stream.", **STREAM},
+        200: {"description": "The reply that runs, from its beginning, as a UI message stream.", **FOREIGN_STREAM},
         204: {"description": "Nothing runs in this chat."},
         **problems(400, 401, 404, 410, 503),
     },
@@ -115,9 +115,9 @@ async def _event(the: Service, caller: Caller, body: AiSdkBody, idempotency_key:
     if body.trigger == "regenerate-message":
         reply = named_reply(the.ids, caller.account_id, body)
         conversation = await _chat(the, caller, body.id) if reply is None else None
-        newest = newest_reply(conversation, body) if conversation is not None else None
-        if newest is not None and conversation is not None:
-            reply = Parsed(kind="rep", id=newest.id, conversation_id=conversation.id)
+        first = reply_to_newest(conversation, body) if conversation is not None else None
+        if first is not None and conversation is not None:
+            reply = Parsed(kind="rep", id=first.id, conversation_id=conversation.id)
         if reply is not None:
             return the.sender.regeneration(caller, reply, again(body, idempotency_key))
     # Also where the message that is to be answered again never arrived: "regenerate" is how a page tries again.
