@@ -291,3 +291,39 @@ async def test_what_is_not_offered_says_so(api: Process) -> None:
     assert (answer.status, answer.json["error"]["type"]) == (404, "not_found_error")
     assert "not offered" in answer.json["error"]["message"]
     assert (await api.call("GET", "/anthropic/v1/nothing")).json["error"]["type"] == "not_found_error"
+
+
+async def test_a_reply_that_begins_again_behind_text_is_an_error_and_can_be_read_again(
+    world: World, api: Process
+) -> None:
+    call = begin(api, body(stream=True))
+    event = await submitted(world)
+    world.queue(place_of(event))
+    world.start(event.reply_id)
+    world.say(event.reply_id, "Riv")
+    await call.until(3)
+    world.reset(event.reply_id)
+    await call.end()
+    assert b'"overloaded_error"' in call.frames[-1]
+    back = api.begin("GET", f"{PATH}/{event.reply_id}?stream=true")
+    world.start(event.reply_id, attempt=2)
+    world.say(event.reply_id, "Rivers", " flow.")
+    world.end(event.reply_id)
+    await back.end()
+    assert b'Riv"' not in back.received
+    assert back.frames[-1].startswith(b"event: message_stop")
+
+
+async def test_a_process_that_stops_says_that_the_reply_goes_on(world: World, api: Process) -> None:
+    call, whole = begin(api, body(stream=True)), begin(api, body("other"))
+    event = await submitted(world)
+    await eventually("both are sent", lambda: len(world.submitted()) == 2)
+    await call.until(1)
+    await api.open_streams.stop(5)
+    await asyncio.gather(call.end(), whole.end())
+    assert call.frames[-1].startswith(b'event: error\ndata: {"type":"error","error":{"type":"api_error"')
+    assert whole.status == 503
+    assert "rep_" in json.loads(whole.received)["error"]["message"]
+    other = world.process()
+    world.whole(place_of(event), "Rivers")
+    assert (await other.call("GET", f"{PATH}/{event.reply_id}")).json["content"][0]["text"] == "Rivers"
