@@ -1,6 +1,7 @@
 """What a generation tells the log besides its pieces: that it started, that it ended, that it is over."""
 
 from collections.abc import Callable
+from threading import Event as Flag
 
 import msgspec
 import structlog
@@ -34,8 +35,16 @@ class Journal:
         self._place = place
         self.now_ms = now_ms
 
-    def started(self, taken: Taken) -> None:
-        """Raises `LogFull` or `NotAppended`."""
+    def started(self, taken: Taken, failed: Callable[[NotAppended], None]) -> None:
+        """Write that it has started; without that nothing of it counts.
+
+        Args:
+            taken: the generation.
+            failed: called when it did not get into the log after all; see `Writer.append`.
+
+        Raises:
+            LogFull, NotAppended: it did not.
+        """
         request = taken.request
         self._append(
             taken,
@@ -48,13 +57,20 @@ class Journal:
                 worker=self._place.instance,
                 started_at_ms=self.now_ms(),
             ),
+            failed,
         )
 
-    async def ended(self, taken: Taken, event: GenerationEnded, queued_ms: int) -> bool:
-        """Write the end, and once it is acknowledged that the generation is finished; False: it did not get there."""
+    async def ended(self, taken: Taken, event: GenerationEnded, queued_ms: int, lost: Callable[[], bool]) -> bool:
+        """Write the end, and once it is acknowledged that the generation is finished; False: it did not get there.
+
+        `lost` says whether something before the end did not get there: then the end does not count either.
+        """
         try:
             await self._writer.append(Output(event=event, cause=taken.envelope))
         except (LogFull, NotAppended):
+            self.handed_back(taken)
+            return False
+        if lost():
             self.handed_back(taken)
             return False
         self._finished(taken, event, queued_ms)
@@ -83,8 +99,8 @@ class Journal:
         except (LogFull, NotAppended):
             logger.warning("finished_not_told", generation_id=request.generation_id, reply_id=request.reply_id)
 
-    def _append(self, taken: Taken, event: Event) -> None:
-        self._writer.append(Output(event=event, cause=taken.envelope))
+    def _append(self, taken: Taken, event: Event, failed: Callable[[NotAppended], None] | None = None) -> None:
+        self._writer.append(Output(event=event, cause=taken.envelope), failed)
 
 
 async def end_unstarted(journal: Journal, action: EndUnstarted) -> None:
@@ -103,13 +119,14 @@ async def end_unstarted(journal: Journal, action: EndUnstarted) -> None:
         timings=Timings(queued_ms=waited_ms, first_token_ms=None, total_ms=waited_ms),
         now_ms=journal.now_ms(),
     )
+    lost = Flag()
     try:
-        journal.started(taken)
+        journal.started(taken, lambda _: lost.set())
     except (LogFull, NotAppended):
         journal.handed_back(taken)
         return
-    await journal.ended(taken, event, waited_ms)
-    report(taken, outcome, usage, 0)
+    told = await journal.ended(taken, event, waited_ms, lost.is_set)
+    report(taken, outcome if told else HandBack("undeliverable"), usage, 0)
 
 
 def end_event(

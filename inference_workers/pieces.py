@@ -117,7 +117,7 @@ class Pieces:
             tokens=self._tokens,
         )
         try:
-            appended = self._writer.append(Output(event=event), self._failed)
+            appended = self._writer.append(Output(event=event), self.failed)
         except LogFull:
             return self._refused(now_s)
         except NotAppended:
@@ -143,7 +143,8 @@ class Pieces:
             return True
         return False
 
-    def _failed(self, _error: NotAppended) -> None:
+    def failed(self, _error: NotAppended) -> None:
+        """Something of the generation did not get into the log; may be called from any thread."""
         self._loop.call_soon_threadsafe(self._lose)
 
     def _lose(self) -> None:

@@ -115,7 +115,8 @@ class Run:
                 ),
                 now_ms=self._journal.now_ms(),
             )
-            if not await self._journal.ended(self.taken, event, since(request.submitted_at_ms, self._began_ms)):
+            queued_ms = since(request.submitted_at_ms, self._began_ms)
+            if not await self._journal.ended(self.taken, event, queued_ms, lambda: self._pieces.lost):
                 outcome = HandBack("undeliverable")
         elif isinstance(outcome, HandBack):
             self._journal.handed_back(self.taken)

@@ -220,13 +220,13 @@ class Worker:
 
     def _begin(self, action: Begin) -> None:
         taken = action.taken
+        pieces = Pieces(self._writer, taken.request, lambda: self._lost(taken.id))
         try:
-            self._journal.started(taken)
+            self._journal.started(taken, pieces.failed)
         except (LogFull, NotAppended):
             self._journal.handed_back(taken)
             self._freed(taken.id)
             return
-        pieces = Pieces(self._writer, taken.request, lambda: self._lost(taken.id))
         run = Run(taken, self._engine, self._journal, pieces, self._burst)
         self._runs[taken.id] = run
         self._tasks.create_task(self._carry(run))

@@ -28,6 +28,7 @@ from tests.simulation.promises import invariant, require
 from tests.simulation.world import World
 
 CANCEL_WITHIN_MS = 6_000
+SWEPT = "deadline_exceeded"
 
 
 class Outcome:
@@ -255,13 +256,16 @@ def nothing_is_left_behind(outcome: Outcome) -> None:
 
 @invariant
 def every_reply_ends_in_time(outcome: Outcome) -> None:
-    """The sweeper's bound."""
+    """The sweeper's bound; and what runs is not left to the sweeper: no deadline is so short."""
     late = [
         reply_id
         for reply_id in outcome.accepted
         if outcome.replies[reply_id].ended_at_ms - outcome.replies[reply_id].queued.submitted_at_ms > 3 * DEADLINE_MS
     ]
     require(not late, f"late: {late}")
+    ends = {reply_id: outcome.replies[reply_id].end for reply_id in outcome.accepted}
+    swept = [reply_id for reply_id, end in ends.items() if end and end.error and end.error.code == SWEPT]
+    require(not swept, f"nobody ended {swept} but the sweeper")
 
 
 QUESTIONS: tuple[Callable[[Outcome], None], ...] = (

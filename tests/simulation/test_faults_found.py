@@ -2,13 +2,24 @@
 
 import pytest
 
+from inference_workers.assignments import Taken
+from inference_workers.journal import Journal, Place
 from projections.buffer.commands import Lifetimes
 from projections.buffer.replies import Limits as BufferLimits
 from projections.buffer.step import MARK_MS, BufferStep
-from schemas.events import GenerationEnded, GenerationQueued, GenerationStarted, ReplyStored, TokensGenerated
+from schemas.codec import Envelope
+from schemas.events import (
+    GenerationEnded,
+    GenerationFinished,
+    GenerationQueued,
+    GenerationRequested,
+    GenerationStarted,
+    ReplyStored,
+    TokensGenerated,
+)
 from schemas.models import DEFAULT_MODELS
 from schemas.stream import Delta, Ended, Started, frame
-from schemas.values import Usage
+from schemas.values import PromptMessage, Sampling, Usage
 from streams.log.loop import Loop
 from streams.log.memory import MemoryLog
 from streams.log.steps import NotAppended, Output, Partition
@@ -18,6 +29,7 @@ from tests.simulation.connection import Delays
 from tests.simulation.front import Front, Opened, Views
 from tests.simulation.store import Buffer, MemoryStore
 from tests.simulation.virtual import Task, VirtualLoop
+from tests.simulation.worker import at_once
 
 AT_MS = 1_764_434_400_000
 GENERATION = {"reply_id": "rep_1", "conversation_id": "conv_1", "generation_id": "gen_1", "attempt": 1}
@@ -42,6 +54,23 @@ REPLY = (
         ended_at_ms=AT_MS,
         usage=Usage(input_tokens=1, output_tokens=1),
     ),
+)
+
+
+REQUESTED = GenerationRequested(
+    pool="default",
+    priority="paid",
+    epoch=1,
+    reply_id="rep_1",
+    conversation_id="conv_1",
+    account_id="a",
+    generation_id="gen_1",
+    attempt=1,
+    model="m",
+    prompt=(PromptMessage(role="user", content="hello"),),
+    sampling=Sampling(max_output_tokens=10),
+    submitted_at_ms=AT_MS,
+    deadline_at_ms=AT_MS + 60_000,
 )
 
 
@@ -203,3 +232,23 @@ def test_a_cursor_in_the_middle_waits_while_redis_is_away():
     asked = front.open(IDENTITIES, "ann", REPLY_ID, 4)
     assert asked.step()
     assert asked.result == 410
+
+
+def test_a_start_that_the_log_did_not_take_is_not_reported_as_a_finished_generation():
+    """Its pieces and its end count for nothing then; the reply was left to the sweeper, minutes later."""
+    service = Service()
+    place = Place(pool="default", inbox=0, epoch=1, instance="i", model="m")
+    journal = Journal(service.log.writer("worker"), place, lambda: service.now_ms)
+    taken = Taken(REQUESTED, Envelope(event=REQUESTED, source="dispatch"))
+    lost: list[NotAppended] = []
+
+    def refuse(point: str, who: str) -> None:
+        if point == "append":
+            raise NotAppended("the log does not answer")
+
+    service.log.at_point = refuse
+    journal.started(taken, lost.append)
+    service.log.at_point = lambda _point, _who: None
+    assert not at_once(journal.ended(taken, REPLY[-1], 0, lambda: bool(lost)))
+    finished = [event for event in service.log.events("workers") if isinstance(event, GenerationFinished)]
+    assert [(event.returned, event.status) for event in finished] == [(True, None)]

@@ -34,7 +34,7 @@ from schemas.topics import CANCELLATIONS, inference
 from schemas.values import PRIORITIES, Timings, Usage
 from streams.log.log import END, since
 from streams.log.memory import MemoryLog
-from streams.log.steps import Appended, NotAppended, Output, Partition
+from streams.log.steps import Appended, Output, Partition
 
 SLOTS = 3
 WAITING_MAX = 3
@@ -159,13 +159,8 @@ class SimulatedWorker:
                     raise Left
 
     def _begin(self, taken: Taken, now_ms: int) -> None:
-        try:
-            self._journal.started(taken)
-        except NotAppended:
-            self._journal.handed_back(taken)
-            self._do(self._assignments.freed(taken.id, now_ms), now_ms)
-            return
-        self._running[taken.id] = Running(taken, f"{self.epoch}.{taken.request.attempt}", now_ms)
+        self._running[taken.id] = running = Running(taken, f"{self.epoch}.{taken.request.attempt}", now_ms)
+        self._journal.started(taken, lambda _: _undelivered(running))
 
     def _advance(self, running: Running, now_ms: int) -> None:
         if running.undelivered or running.outcome is not None:
@@ -220,7 +215,7 @@ class SimulatedWorker:
                 ),
                 now_ms=now_ms,
             )
-            at_once(self._journal.ended(taken, event, running.began_ms - began_ms))
+            at_once(self._journal.ended(taken, event, running.began_ms - began_ms, lambda: running.undelivered))
         self._do(self._assignments.freed(taken.id, now_ms), now_ms)
 
 

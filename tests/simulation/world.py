@@ -137,6 +137,10 @@ class World:
     def _settled(self) -> bool:
         everybody = all(process.running is not None for process in self.processes)
         readable = all(buffer.closed for buffer in self.store.buffers.values())
+        if not self.store.losses:
+            readable = readable and all(
+                self.store.frames(id_) for id_, sent in self.clients.sent.items() if sent.accepted
+            )
         return everybody and self.clients.done and readable and not self.audience.going and not self.unfinished()
 
     def _pass(self, step_ms: int) -> None:
