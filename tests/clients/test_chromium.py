@@ -155,4 +155,5 @@ def test_a_second_tab_follows_a_conversation(product: Product, site: Site, cable
     assert [(end["id"], end["text"]) for end in ends][2] == (again["reply"]["id"], regenerated.text)
     users = [one["data"]["message"] for one in events if one["type"] == "message"]
     assert [bool(user) for user in users] == [True, True, False], "a regeneration adds no message of the user"
-    eventually("the feed is closed", lambda: cable.open == 0 or not client.http.get(path).is_success)
+    assert client.http.get(path).status_code == 404
+    assert len(cable.asked_for(f"{path}/events")) == 2, "again after the cut, and not after the deletion"

@@ -13,9 +13,9 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 READERS = 150
 CHUNKS = 250_000
-GROWTH_MAX = 120_000_000
-"""Bytes of the API process for all of them, where the streams that they do not take are 400 MB. Measured: 65 MB, most
-of it the server's write buffers."""
+GROWTH_MAX = 200_000_000
+"""Bytes of the API process for all of them, where the streams that they do not take are 400 MB. Measured: 65 MB on a
+quiet machine, 135 MB on a busy one; most of it are the HTTP server's write buffers."""
 
 
 def stalled(url: str, api_key: str, path: str) -> socket.socket:
