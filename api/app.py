@@ -22,7 +22,8 @@ DESCRIPTION = """
 Chat with models on your own hardware: an accepted message is never lost, a reply's stream can be resumed from any
 offset, and every token is billed once.
 
-Every refusal is `application/problem+json`. Every answer carries `X-Request-Id`; send your own to find it in the logs.
+Every refusal is `application/problem+json`; under the prefixes of other clients' formats it is what they expect.
+Every answer carries `X-Request-Id`; send your own to find it in the logs.
 """
 
 

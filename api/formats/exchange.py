@@ -181,5 +181,6 @@ async def ended_frames(the: Service, exchange: Exchange) -> tuple[bytes, ...]:
     frames = await the.streams.gathered(exchange.begun)
     if frames is None:
         detail = f"The reply goes on and can be read later; its id is {exchange.facts.reply_id}."
-        raise Problem(503, "reply_unfinished", "Service unavailable", detail, headers=DO_NOT_RETRY)
+        headers = headers_of(exchange.facts) | DO_NOT_RETRY
+        raise Problem(503, "reply_unfinished", "Service unavailable", detail, headers=headers)
     return frames

@@ -79,7 +79,7 @@ class ResponseWriter:
                 return self._opening()
             case Delta():
                 return self._delta(offset, event, dense=dense)
-            case Reset() if offset > self._void_until and self._told.texts:
+            case Reset() if self._told.texts:
                 return self.restarted(offset)
             case Ended():
                 self._told.take(event)

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from schemas.limits import HISTORY_MESSAGES_MAX, SEED_MAX, STOP_CHARS_MAX, STOP_SEQUENCES_MAX
 from schemas.values import PromptMessage
 from tests.api.openai_calls import CHAT, MODELS, RESPONSES, answered, error_of, events_of, place_of, refused, submitted
-from tests.api.world import ALICE, BOB, Process, World
+from tests.api.world import ALICE, BOB, Process, World, eventually
 
 NAME = "smollm2-135m-instruct"
 
@@ -97,6 +97,18 @@ async def test_a_reply_that_failed_is_an_error_that_is_not_tried_again(
     stream = await api.call("GET", f"{CHAT}/{event.reply_id}?stream=true")
     assert b"[DONE]" not in stream.body
     assert events_of(stream.body)[-1] == json.loads(call.received)
+
+
+async def test_an_answer_that_cannot_be_waited_for_names_the_reply(world: World, api: Process) -> None:
+    call = api.begin("POST", CHAT, body=request())
+    event = await submitted(world)
+    await eventually("it waits", lambda: world.hot.followed)
+    await api.open_streams.stop(5)
+    await call.end()
+    error = json.loads(call.received)["error"]
+    assert (call.status, error["code"]) == (503, "reply_unfinished")
+    assert (call.headers["x-reply-id"], call.headers["x-should-retry"]) == (event.reply_id, "false")
+    assert event.reply_id in error["message"]
 
 
 async def test_a_completion_is_cancelled_as_a_response(world: World, api: Process) -> None:
