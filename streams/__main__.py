@@ -105,7 +105,7 @@ def settlement(settings: SettlementSettings, process: Process) -> None:
         replica=settings.replica,
         stop=process.stop,
         # Nobody waits for a stored end in milliseconds: under load it is cheaper to take many records at a time.
-        settings=LoopSettings(gather_s=0.03, gather_above=4, expired=settings.offset_expired),
+        settings=LoopSettings(gather_s=0.03, gather_above=4, held_ms=50, expired=settings.offset_expired),
         on_turn=turned,
     )
     log.close()

@@ -19,5 +19,5 @@ class BufferSettings(ProcessSettings):
     """Bytes of one reply's frames; beyond it its buffer is closed."""
     buffer_open_max: int = Field(default=20_000, ge=1)
     """Replies held per partition."""
-    buffer_gather_ms: float = Field(default=3.0, ge=0, le=100)
-    """Under load: how long a turn waits for more tokens before it writes."""
+    buffer_gather_ms: float = Field(default=6.0, ge=0, le=100)
+    """Under full load: how long a turn waits for more tokens before it writes. Under less it waits less."""

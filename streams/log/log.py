@@ -185,8 +185,20 @@ class Log(Protocol):
         replica: int = 0,
         assignment: Assignment = "sticky",
         expired: Expired = "stop",
+        held_ms: int = 0,
     ) -> Consumer:
-        """A member of a group; `replica` names it, so that its next life takes its place at once."""
+        """A member of a group; `replica` names it, so that its next life takes its place at once.
+
+        Args:
+            group: its name.
+            topics: what it reads.
+            listener: is told of rebalances.
+            replica: which member it is.
+            assignment: see there.
+            expired: see there.
+            held_ms: for so long the log may hold records back, so that more of them come at a time. 0: each comes at
+                once, which under load costs the log and the member a request for nearly every write.
+        """
 
     def transactions(self, name: str, source: str) -> Transactions:
         """A transactional writer; fences the one before it of the same name.

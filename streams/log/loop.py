@@ -18,10 +18,11 @@ import msgspec
 from schemas.codec import Undecodable
 from streams.log.deadletters import Intake
 from streams.log.log import Assignment, Consumer, Expired, Log
-from streams.log.steps import Arrived, Busy, LogError, NotAppended, Partition, Rewind, Step
+from streams.log.steps import Arrived, Busy, Counts, LogError, NotAppended, Partition, Rewind, Step
 
 ALWAYS = -1
 """`gather_above` of a loop that gathers without load, too."""
+GATHER_FULL = 100
 
 
 class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +35,9 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
     gather_s: float = 0.0
     """Under load: how long a turn waits for company after its first record."""
     gather_above: int = 50
-    """Load is when the turn before had more records than this."""
+    """Load is when the turn before had more records than this; the wait grows with them up to `GATHER_FULL`."""
+    held_ms: int = 0
+    """See `Log.consumer`."""
     commit_ms: int = 500
     busy_wait_s: float = 0.005
     """Between two offers of a batch that the step was too busy for."""
@@ -42,17 +45,6 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 20.0
     assignment: Assignment = "sticky"
     expired: Expired = "stop"
-
-
-class Counts(msgspec.Struct):
-    """What a loop has done since it began, for metrics."""
-
-    records: int = 0
-    turns: int = 0
-    commits: int = 0
-    rebalances: int = 0
-    pauses: int = 0
-    rewinds: int = 0
 
 
 class Loop:
@@ -84,7 +76,13 @@ class Loop:
         self._stopped = False
         self.counts = Counts()
         self._consumer: Consumer = log.consumer(
-            group, topics, self, replica=replica, assignment=settings.assignment, expired=settings.expired
+            group,
+            topics,
+            self,
+            replica=replica,
+            assignment=settings.assignment,
+            expired=settings.expired,
+            held_ms=settings.held_ms,
         )
 
     def turn(self, now_ms: int, wait_s: float | None = None) -> int:
@@ -172,7 +170,9 @@ class Loop:
                 time.sleep(min(wait_s, self._settings.busy_wait_s))
                 return 0
             self._pause()
-        gather_s = self._settings.gather_s if self._brought > self._settings.gather_above else 0.0
+        above = self._settings.gather_above
+        share = 1.0 if above == ALWAYS else min(1.0, self._brought / GATHER_FULL)
+        gather_s = self._settings.gather_s * share if self._brought > above else 0.0
         wait_s = min(wait_s, self._settings.busy_wait_s) if self._held else wait_s
         records = self._consumer.poll(wait_s, self._settings.records_max, gather_s)
         self._brought = len(records)

@@ -235,3 +235,14 @@ class OffsetExpired(LogError):
 
 class TooManyDead(LogError):
     """Most records fail: stop and alarm instead of draining the topic into its dead letters."""
+
+
+class Counts(msgspec.Struct):
+    """What a plain loop has done since it began, for metrics."""
+
+    records: int = 0
+    turns: int = 0
+    commits: int = 0
+    rebalances: int = 0
+    pauses: int = 0
+    rewinds: int = 0

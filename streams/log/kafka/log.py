@@ -50,10 +50,11 @@ class KafkaLog:
         replica: int = 0,
         assignment: Assignment = "sticky",
         expired: Expired = "stop",
+        held_ms: int = 0,
     ) -> KafkaConsumer:
         name = self._names.full(group)
         chosen = settings.member(
-            settings.consumer(self._base, name, committed_only=True),
+            settings.consumer(self._base, name, committed_only=True, held_ms=held_ms),
             f"{name}-{replica}",
             together=assignment == "together",
         )

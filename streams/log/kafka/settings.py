@@ -16,6 +16,8 @@ killed needs about 13 seconds."""
 SESSION_MS = 6_000
 """After this silence a member's partitions go to others; the least that brokers allow as they are shipped."""
 TRANSACTION_MS = 10_000
+HELD_BYTES = 262_144
+"""More than this is not held back."""
 STATISTICS_MS = 500
 SILENCE_MS = 1_500
 """A broker that we fetch from answers every `fetch.wait.max.ms`; silent for this long it counts as unreachable."""
@@ -71,8 +73,9 @@ def transactional(base: Settings, transactional_id: str) -> Settings:
     }
 
 
-def consumer(base: Settings, group: str, *, committed_only: bool) -> Settings:
-    """A consumer that decides about its offsets itself."""
+def consumer(base: Settings, group: str, *, committed_only: bool, held_ms: int = 0) -> Settings:
+    """A consumer that decides about its offsets itself. `held_ms`: the brokers may hold records back for so long."""
+    held: Settings = {"fetch.min.bytes": HELD_BYTES, "fetch.wait.max.ms": held_ms} if held_ms else {}
     return base | {
         "group.id": group,
         "enable.auto.commit": False,
@@ -88,6 +91,7 @@ def consumer(base: Settings, group: str, *, committed_only: bool) -> Settings:
         "queued.min.messages": 2_000,
         "queued.max.messages.kbytes": 16_384,
         "fetch.queue.backoff.ms": 10,
+        **held,
     }
 
 

@@ -93,7 +93,9 @@ class MemoryLog:
         replica: int = 0,
         assignment: Assignment = "sticky",
         expired: Expired = "stop",
+        held_ms: int = 0,
     ) -> MemoryConsumer:
+        del held_ms  # nothing is saved by it here
         if group not in self._groups:
             self._groups[group] = Group(assignment, {topic: self.partitions(topic) for topic in topics})
         return MemoryConsumer(self, self._groups[group], f"{group}-{replica}", topics, listener, expired)
