@@ -4,7 +4,8 @@ Rules:
 
 1. Pieces are numbered from 1 without gaps. A piece that the log did not take is never followed by another one: the
    generation is lost and handed back.
-2. The first piece leaves at once. Later ones leave in bursts of all generations (`inference_workers.pace`).
+2. The first piece leaves at once. Later ones leave in bursts of all generations (`inference_workers.pace`), the pieces
+   for one partition of the log one after the other: so a burst is one request for each partition, not several.
 3. While the log has not acknowledged a generation's pieces for `HOLD_S`, its further text is held and leaves as one
    piece later: so few pieces are at risk, and memory is bounded by the text itself.
 4. Text without tokens and tokens without text both wait for the other, or for the end.
@@ -13,6 +14,7 @@ Rules:
 import asyncio
 import hashlib
 from collections.abc import Callable
+from operator import attrgetter
 
 from inference_workers.pace import Pace
 from schemas.events import GenerationRequested, TokensGenerated
@@ -23,11 +25,14 @@ RETRY_S = 0.02
 FULL_S_MAX = 10.0
 """For how long a full local queue may refuse a generation's pieces before it counts as lost."""
 
+_partition = attrgetter("partition")
+
 
 class Pieces:
     """One generation's pieces.
 
     Args:
+        partition: where in the log they go.
         on_lost: called once, in the event loop, when a piece did not get into the log.
     """
 
@@ -45,10 +50,14 @@ class Pieces:
         "_writer",
         "lost",
         "next_seq",
+        "partition",
         "queued",
     )
 
-    def __init__(self, writer: Writer, request: GenerationRequested, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, writer: Writer, request: GenerationRequested, partition: int, on_lost: Callable[[], None]
+    ) -> None:
+        self.partition = partition
         self._writer = writer
         self._request = request
         self._on_lost = on_lost
@@ -189,6 +198,7 @@ class Burst:
         now_s = self._loop.time()
         self._last_s = now_s
         ready, self._ready = self._ready, []
+        ready.sort(key=_partition)
         for pieces in ready:
             if pieces.flush(now_s):
                 pieces.queued = False

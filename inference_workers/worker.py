@@ -37,9 +37,10 @@ from schemas.events import (
     WorkerRegistered,
     WorkerReleased,
 )
-from schemas.topics import CANCELLATIONS, inference
+from schemas.topics import CANCELLATIONS, TOKENS, inference
 from schemas.values import PRIORITIES
 from streams.log.log import END, Log, Reader, since
+from streams.log.partitioner import partition_of
 from streams.log.steps import LogError, LogFull, NotAppended, Output, Partition, Writer
 
 logger = structlog.get_logger("inference_workers")
@@ -113,6 +114,7 @@ class Worker:
             self._now_ms,
         )
         self._burst = Burst()
+        self._partitions = await asyncio.to_thread(self._log.partitions, TOKENS.name)
         self._told = Told(freed=self._freed, lost=self._lost, dead=self._dead, stuck=self._stuck)
         logger.info("registered", pool=self._pool, inbox=self._inbox, epoch=self._epoch, instance=self._instance)
         return await self._serve([("inbox", inbox), ("cancellations", cancellations)], stop)
@@ -220,7 +222,8 @@ class Worker:
 
     def _begin(self, action: Begin) -> None:
         taken = action.taken
-        pieces = Pieces(self._writer, taken.request, lambda: self._lost(taken.id))
+        partition = partition_of(taken.request.reply_id, self._partitions)
+        pieces = Pieces(self._writer, taken.request, partition, lambda: self._lost(taken.id))
         try:
             self._journal.started(taken, pieces.failed)
         except (LogFull, NotAppended):
