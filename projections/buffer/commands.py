@@ -120,6 +120,12 @@ def mark(namespace: str, partition: int, *, name: str, expected: str, least: int
     return Command(key, pack(words))
 
 
+def unmark(namespace: str, partition: int) -> Command:
+    """The call that takes a marker away which says more than is there; the next one begins anew."""
+    key = keys.marker(namespace, partition)
+    return Command(key, pack((b"DEL", key)))
+
+
 def _after_end(held: Held, now_ms: int, lifetimes: Lifetimes) -> int:
     """Milliseconds that the buffer lives on from now: the retention counts from the end, also in a replay."""
     ended_ms = held.ended_ms if held.ended_ms is not None else now_ms

@@ -11,7 +11,8 @@
 4. Markers are asked a few times a second, also when nothing is to be written, in the call that writes the frames and
    after them. Nothing becomes settled between two questions that a loss could take: see the grace in `replies`.
    They are asked with every end, too: no later frame of that reply would be refused for the gap, if just the end is
-   what a replica that takes over has not got.
+   what a replica that takes over has not got. The call that is refused for a gap has moved its marker on all the same:
+   that one is taken away before the replay, or it would vouch for what is not written again yet.
 """
 
 import uuid
@@ -52,6 +53,8 @@ class _Owned(msgspec.Struct):
     replies: Replies
     store: str = ""
     marked: int = 0
+    overstated: bool = False
+    """The marker was moved on by the call that was refused an append, and stands beyond what is there."""
 
 
 class BufferStep:
@@ -158,13 +161,17 @@ class BufferStep:
         ]
         appended = appends.finish()
         fresh = uuid.uuid4().hex if marks else ""
-        sent = [commands.opening(self._namespace, held, now_ms, self._lifetimes) for held in opened]
+        overstated = [(partition, owned) for partition, owned in self._owned.items() if owned.overstated]
+        sent = [commands.unmark(self._namespace, partition.number) for partition, _ in overstated]
+        sent += [commands.opening(self._namespace, held, now_ms, self._lifetimes) for held in opened]
         sent += appended
         sent += [self._mark(partition, owned, fresh) for partition, owned in marks]
         answers = self._store.call(sent)
         self.counts.calls += len(sent)
 
-        after_open = len(opened)
+        for _, owned in overstated:
+            owned.overstated = False
+        after_open = len(overstated) + len(opened)
         offsets = [at for answer in answers[after_open : after_open + len(appended)] for at in answer]
         lost = self._marked(marks, answers[after_open + len(appended) :])
         if min(offsets, default=0) < 0:
@@ -198,6 +205,7 @@ class BufferStep:
             if functions.GAP in mine:
                 log.warning("buffer_gap", reply_id=held.reply.queued.reply_id, offset=held.base)
                 lost.append(owned)
+                owned.overstated = True
             elif functions.CLOSED in mine:
                 owned.replies.forget(held)
         return lost
@@ -231,7 +239,8 @@ class BufferStep:
         for partition, owned in self._owned.items():
             if any(owned is other for other in lost):
                 offsets[partition] = start = owned.replies.settled()
-                self._owned[partition] = _Owned(Replies(start, self._limits, self._namespace))
+                replies = Replies(start, self._limits, self._namespace)
+                self._owned[partition] = _Owned(replies, overstated=owned.overstated)
         self._marked_ms = 0
         self.counts.rewinds += 1
         log.warning("buffer_rewinds", offsets={partition.number: offset for partition, offset in offsets.items()})

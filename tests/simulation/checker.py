@@ -10,6 +10,7 @@ from decimal import Decimal
 from api.replay import Unserved, stored_frames
 from schemas.conversation import Conversation, branch, fold
 from schemas.events import (
+    ConversationDeleted,
     Event,
     GenerationAdmitted,
     MessageSubmitted,
@@ -52,6 +53,8 @@ class Outcome:
                 self.usage[event.reply_id].append(event)
         self.accepted: dict[str, Sent] = {id_: sent for id_, sent in self.clients.sent.items() if sent.accepted}
         self.conversations = self._conversations()
+        self.deleted = {event.conversation_id for event in self.messages if isinstance(event, ConversationDeleted)}
+        """Also by a call that was not answered."""
 
     def _take(self, event: Event) -> None:
         reply_id = getattr(event, "reply_id", "")
@@ -174,14 +177,14 @@ def nobody_is_turned_away_without_reason(outcome: Outcome, read: Read) -> None:
         require(outcome.world.store.losses or served, f"{read.who} of {read.reply_id} got 410 after {read.cursor}")
     elif read.told == "deleted":
         conversation = outcome.clients.sent[read.reply_id].event.conversation_id
-        require(conversation in outcome.clients.deleted, f"{read.who} of {read.reply_id} got 404")
+        require(conversation in outcome.deleted, f"{read.who} of {read.reply_id} got 404")
 
 
 @invariant
 def the_end_is_answered_as_the_end(outcome: Outcome, reply_id: str, answer: int | None) -> None:
     """Whoever asks for more after the end is told that there is none."""
     conversation = outcome.clients.sent[reply_id].event.conversation_id
-    allowed = (None, 204, 404) if conversation in outcome.clients.deleted else (None, 204)
+    allowed = (None, 204, 404) if conversation in outcome.deleted else (None, 204)
     require(answer in allowed, f"{reply_id}: after its end comes {answer}")
 
 

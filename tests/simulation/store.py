@@ -117,6 +117,8 @@ class MemoryStore:
     # --- functions ----------------------------------------------------------------------------------------------
 
     def _answer(self, words: list[bytes]) -> Any:
+        if words[0] == b"DEL":
+            return self._unmark(words[1])
         name, count = words[1], int(words[2])
         keys, args = words[3 : 3 + count], words[3 + count :]
         if name == functions.OPEN:
@@ -190,6 +192,12 @@ class MemoryStore:
         if after != before:
             self._undo.append(lambda: self._marked_again(key, before))
         return name or fresh
+
+    def _unmark(self, key: bytes) -> int:
+        before = self._markers.pop(key, None)
+        if before is not None:
+            self._undo.append(lambda: self._marked_again(key, before))
+        return int(before is not None)
 
     def _marked_again(self, key: bytes, before: tuple[bytes, int] | None) -> None:
         self._markers.pop(key, None)

@@ -180,6 +180,30 @@ def test_an_end_that_a_failover_loses_comes_back():
     assert service.store.frames("rep_1") == whole
 
 
+def test_a_reply_that_is_lost_twice_comes_back_twice():
+    """The marker had moved on beside an append that was refused; then it vouched for what was not written again yet."""
+    service = Service()
+    service.write(QUEUED)
+    loop = service.buffer(0)
+    service.turn(loop)
+    service.store.fail_over(1)
+    while "rep_1" in service.store.buffers:
+        service.store.fail_over(1)
+    service.write(*REPLY[1:])
+    loop.turn(service.now_ms + MARK_MS, 0)
+    for _ in range(100):
+        service.now_ms += 10
+        loop.turn(service.now_ms, 0)
+        if len(service.store.frames("rep_1")) == 3:
+            break
+    whole = list(service.store.frames("rep_1"))
+    while len(service.store.frames("rep_1")) == 3:
+        service.store.fail_over(1)
+    service.turn(loop)
+    assert len(whole) == 3
+    assert service.store.frames("rep_1") == whole
+
+
 CONVERSATION = IDENTITIES.conversation("ann", "c")
 REPLY_ID = IDENTITIES.reply("ann", CONVERSATION, "c")
 
