@@ -510,6 +510,31 @@ async def test_what_is_not_unicode_is_refused(api: Process, said: str) -> None:
     assert error_of(answer, 400)["code"] == "invalid_request"
 
 
+async def test_a_reply_of_another_format_is_read_and_followed_as_a_response(world: World, api: Process) -> None:
+    sent = await api.send("hello", system="Be brief.", temperature=0.5)
+    first = world.whole(sent, "Seas wait.")
+    regenerated = (await api.call("POST", f"/v1/messages/{first}/regenerate", body={"temperature": 1})).json
+    second = world.whole(regenerated, "Rivers flow.")
+    for reply_id, text, temperature in ((first, "Seas wait.", 0.5), (second, "Rivers flow.", 1)):
+        path = f"{RESPONSES}/{reply_id}"
+        read = Response.model_validate((await api.call("GET", path)).json, strict=True)
+        assert (read.output_text, read.temperature) == (text, temperature)
+        events = events_of((await api.call("GET", f"{path}?stream=true")).body)
+        assert events[-1]["response"] == read.to_dict()
+        (item_,) = (await api.call("GET", f"{path}/input_items")).json["data"]
+        assert (item_["id"], item_["content"][0]["text"]) == (sent["message"]["id"], "hello")
+
+
+async def test_the_rate_limit_is_told_as_openai_does(api: Process) -> None:
+    for _ in range(60):
+        answer = await api.call("POST", RESPONSES, body=request(background=True), key=BOB)
+        assert answer.status == 200
+    answer = await api.call("POST", RESPONSES, body=request(background=True), key=BOB)
+    error = error_of(answer, 429)
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limited")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
 async def test_errors_have_openais_shape(api: Process) -> None:
     assert (await refused(api, RESPONSES, request(), 401, key="wrong"))["type"] == "authentication_error"
     assert error_of(await api.call("GET", "/openai/v1/none"), 404)["code"] == "no_such_address"
