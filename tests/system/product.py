@@ -98,6 +98,12 @@ class Product:
         return Client(url or self.url, self.api_key)
 
 
+def event(frame: bytes) -> bytes:
+    """A frame without what is of the connection: heartbeats, and how long to wait before the next one."""
+    lines = frame.split(b"\n")
+    return b"\n".join(line for line in lines if not line.startswith((b":", b"retry:")))
+
+
 @dataclass
 class Seen:
     """What a reader of one stream has, by the rules for clients."""
@@ -111,14 +117,13 @@ class Seen:
     reconnects: int = 0
 
     def take(self, frame: bytes) -> None:
-        # Neither heartbeats nor the time to wait before a reconnect are part of an event.
-        lines = [line for line in frame.decode().split("\n") if line and not line.startswith((":", "retry:"))]
-        members = dict(line.split(": ", 1) for line in lines)
+        frame = event(frame)
+        members = dict(line.split(": ", 1) for line in frame.decode().split("\n") if line)
         offset, kind, data = int(members["id"]), members["event"], json.loads(members["data"])
         assert offset == self.offset + 1, f"after {self.offset} came {offset}"
         assert self.end is None, "something follows the end"
         self.offset = offset
-        self.frames.append(b"\n".join(line.encode() for line in lines) + b"\n\n")
+        self.frames.append(frame)
         self.events.append((offset, kind, data))
         if kind == "delta":
             self.text += data["text"]
@@ -181,7 +186,7 @@ class Client:
                 buffer += chunk
                 while b"\n\n" in buffer:
                     frame, buffer = buffer.split(b"\n\n", 1)
-                    yield frame + b"\n\n"
+                    yield event(frame + b"\n\n")
 
     def read(
         self,
