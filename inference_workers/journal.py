@@ -1,5 +1,6 @@
 """What a generation tells the log besides its pieces: that it started, that it ended, that it is over."""
 
+from collections import deque
 from collections.abc import Callable
 from threading import Event as Flag
 
@@ -34,6 +35,8 @@ class Journal:
         self._writer = writer
         self._place = place
         self.now_ms = now_ms
+        self._untold: deque[Output] = deque()
+        """At most one for each generation that was taken; none is taken while the log is away."""
 
     def started(self, taken: Taken, failed: Callable[[NotAppended], None]) -> None:
         """Write that it has started; without that nothing of it counts.
@@ -77,7 +80,7 @@ class Journal:
         return True
 
     def handed_back(self, taken: Taken) -> None:
-        """The generation is not ended, and not run here any more. Best effort: the lease covers its loss."""
+        """The generation is not ended, and not run here any more."""
         self._finished(taken, None, 0)
 
     def _finished(self, taken: Taken, end: GenerationEnded | None, queued_ms: int) -> None:
@@ -94,10 +97,21 @@ class Journal:
             queued_ms=queued_ms,
             usage=None if end is None else end.usage,
         )
+        self._tell(Output(event=event, cause=taken.envelope))
+
+    def tell_again(self) -> None:
+        """What dispatch was told and did not get into the log. To be called every now and then.
+
+        As long as the worker lives, dispatch believes that it runs what it was given: nothing else ends that belief.
+        """
+        for _ in range(len(self._untold)):
+            self._tell(self._untold.popleft())
+
+    def _tell(self, output: Output) -> None:
         try:
-            self._append(taken, event)
+            self._writer.append(output, lambda _: self._untold.append(output))
         except (LogFull, NotAppended):
-            logger.warning("finished_not_told", generation_id=request.generation_id, reply_id=request.reply_id)
+            self._untold.append(output)
 
     def _append(self, taken: Taken, event: Event, failed: Callable[[NotAppended], None] | None = None) -> None:
         self._writer.append(Output(event=event, cause=taken.envelope), failed)

@@ -259,6 +259,7 @@ class Worker:
 
     def _lease(self) -> None:
         stats, info = self._engine.stats(), self._engine.info()
+        self._journal.tell_again()
         self._renewal += 1
         self._append(
             WorkerLeased(

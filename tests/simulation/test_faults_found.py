@@ -276,3 +276,22 @@ def test_a_start_that_the_log_did_not_take_is_not_reported_as_a_finished_generat
     assert not at_once(journal.ended(taken, REPLY[-1], 0, lambda: bool(lost)))
     finished = [event for event in service.log.events("workers") if isinstance(event, GenerationFinished)]
     assert [(event.returned, event.status) for event in finished] == [(True, None)]
+
+
+def test_what_dispatch_was_told_in_vain_is_told_again():
+    """The worker lived on, so no lease ended, and dispatch waited for a generation that nobody ran any more."""
+    service = Service()
+    place = Place(pool="default", inbox=0, epoch=1, instance="i", model="m")
+    journal = Journal(service.log.writer("worker"), place, lambda: service.now_ms)
+
+    def refuse(point: str, who: str) -> None:
+        raise NotAppended("the log does not answer")
+
+    service.log.at_point = refuse
+    journal.handed_back(Taken(REQUESTED, Envelope(event=REQUESTED, source="dispatch")))
+    journal.tell_again()
+    assert service.log.events("workers") == []
+    service.log.at_point = lambda _point, _who: None
+    journal.tell_again()
+    journal.tell_again()
+    assert [type(event) for event in service.log.events("workers")] == [GenerationFinished]

@@ -133,6 +133,7 @@ class SimulatedWorker:
 
     def _renew(self, now_ms: int) -> None:
         self._renewed_ms = now_ms
+        self._journal.tell_again()
         self._renewal += 1
         leased = WorkerLeased(
             **self._named,
