@@ -3,8 +3,9 @@
 Rules:
 
 1. A tail is one run of frames without a gap. What it has is dropped; what leaves a gap starts a new run.
-2. It is bounded in bytes, and so are all tails of a process together (`Room`): the oldest frames go. A reader that is
-   behind it reads the stored list instead, so a slow reader costs no memory here.
+2. It is bounded in bytes, and so are all tails of a process together (`Room`): the oldest frames go, also the newest
+   when they alone are too much. A reader that is behind it reads the stored list instead, page by page, so a slow
+   reader costs no memory here, and no reader is given more at once.
 3. Only whole frames go in and out.
 4. What readers at the same cursor are given is joined once, and the same object for all of them.
 """
@@ -71,7 +72,7 @@ class Tail:
         self._joined = None
         self._pieces.append((first, last, frames))
         self._take(len(frames))
-        while len(self._pieces) > 1 and (self._bytes > self._bytes_max or self._room.used > self._room.bytes_max):
+        while self._bytes > self._bytes_max or (len(self._pieces) > 1 and self._room.used > self._room.bytes_max):
             self._take(-len(self._pieces.pop(0)[2]))
 
     def clear(self) -> None:

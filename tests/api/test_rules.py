@@ -57,6 +57,16 @@ def test_a_tail_keeps_the_newest_bytes_only() -> None:
     assert tail.after(38) == (40, b"".join(FRAMES[38:]))
 
 
+def test_a_burst_that_is_too_much_at_once_is_left_to_the_list() -> None:
+    tail = Tail(bytes_max=500)
+    tail.add(1, 30, b"".join(FRAMES[:30]))
+    assert tail.after(0) is None
+    assert tail.after(29) is None
+    assert tail.after(30) == (30, b"")
+    tail.add(31, 31, FRAMES[30])
+    assert tail.after(30) == (31, FRAMES[30])
+
+
 def test_readers_at_the_same_cursor_share_what_was_joined_once() -> None:
     tail = Tail(bytes_max=5_000)
     for n in range(1, 11):
