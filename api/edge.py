@@ -10,10 +10,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.context import Trail
 from api.metrics import Metrics
 from api.sse import PENDING, EventStream
+from api.turns import Turns
 from schemas.ids import instance_id
 from streams.log.trace import trace_id
 
 log = structlog.get_logger()
+
+BEGUN_AT_ONCE = 8
+"""Requests begun in one iteration of the event loop: each takes about half a millisecond of it."""
 
 _UNLOGGED = frozenset({"/healthz", "/readyz", "/metrics"})
 
@@ -25,6 +29,7 @@ class Edge:
         self._app = app
         self._metrics = metrics
         self._make_id = make_id
+        self._turns = Turns(BEGUN_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -32,6 +37,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         began_s = time.perf_counter()
+        await self._turns.turn()
         named = _headers(scope)
         trail = Trail.of(named.get(b"x-request-id"), named.get(b"traceparent"), self._make_id())
         scope["turnlog.trail"] = trail

@@ -4,5 +4,15 @@
 `python -m tests.benchmarks.NAME [options]` runs one and prints its table.
 """
 
-BENCHMARKS: tuple[str, ...] = ("startup", "footprint", "first_token", "resume", "throughput", "recovery")
+BENCHMARKS: tuple[str, ...] = (
+    "startup",
+    "footprint",
+    "first_token",
+    "resume",
+    "throughput",
+    "open_streams",
+    "readers",
+    "resume_storm",
+    "recovery",
+)
 """Those that `make bench` runs, in this order."""

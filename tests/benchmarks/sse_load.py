@@ -7,6 +7,7 @@ characters of text are known then, no more: frames are taken apart at the end of
 import asyncio
 import json
 import re
+import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -16,6 +17,7 @@ _WORD = b"word"
 _STATUS_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 _TERMINAL = b"event: ended"
+_HEAD_BYTES = 512
 
 
 class Request:
@@ -36,10 +38,19 @@ class Request:
 
 
 class Stream(asyncio.Protocol):
-    """One stream: `reads` are (seconds since the request, words so far)."""
+    """One stream: `reads` are (seconds since the request, words so far).
 
-    def __init__(self, request: Request, words: Callable[[int], None] | None = None) -> None:
+    Args:
+        request: what to ask.
+        words: told of the words in each read.
+        keep: keep the bytes and the times of the reads; without them thousands of streams cost little.
+    """
+
+    def __init__(self, request: Request, words: Callable[[int], None] | None = None, *, keep: bool = True) -> None:
+        self._keep = keep
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.spoken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done with the first word."""
         self.began = 0.0
         self.began_ms = 0.0
         self.first_byte_s: float | None = None
@@ -60,17 +71,35 @@ class Stream(asyncio.Protocol):
         now = time.perf_counter() - self.began
         if self.first_byte_s is None:
             self.first_byte_s = now
-        self.body += data
+        if self._keep or len(self.body) < _HEAD_BYTES:
+            self.body += data
         seen = self._tail + data
         count = seen.count(_WORD)
         self._tail = seen[-len(_WORD) + 1 :]
         if count:
             self.words += count
-            self.reads.append((now, self.words))
+            if not self.spoken.done():
+                self.spoken.set_result(None)
+            if self._keep:
+                self.reads.append((now, self.words))
             if self._words is not None:
                 self._words(count)
-        if _TERMINAL in self.body[-len(data) - len(_TERMINAL) - 1024 :] and self._complete():
+        if self._keep:
+            over = _TERMINAL in self.body[-len(data) - len(_TERMINAL) - 1024 :] and self._complete()
+        else:
+            over = _TERMINAL in data
+        if over:
             self._finish()
+
+    def leave(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def stall(self) -> None:
+        """Read nothing more."""
+        if self._transport is not None:
+            self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._finish()
@@ -116,10 +145,24 @@ def dechunked(body: bytes) -> bytes:
     return b"".join(parts)
 
 
-async def opened(port: int, request: Request, words: Callable[[int], None] | None = None) -> Stream:
-    """A stream whose request has been written."""
+async def opened(
+    port: int,
+    request: Request,
+    words: Callable[[int], None] | None = None,
+    *,
+    keep: bool = True,
+    stalls: bool = False,
+) -> Stream:
+    """A stream whose request has been written. `stalls`: its client reads nothing, and its kernel takes little."""
     loop = asyncio.get_running_loop()
-    _, stream = await loop.create_connection(lambda: Stream(request, words), "127.0.0.1", port)
+    connection = socket.socket()
+    connection.setblocking(False)
+    if stalls:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    await loop.sock_connect(connection, ("127.0.0.1", port))
+    _, stream = await loop.create_connection(lambda: Stream(request, words, keep=keep), sock=connection)
+    if stalls:
+        stream.stall()
     return stream
 
 
@@ -148,3 +191,24 @@ async def fetch(port: int, path: str, key: str, *, method: str = "GET", body: An
 def send(port: int, key: str, script: dict[str, Any], **body: Any) -> Request:
     """A send whose answer is the reply's stream."""
     return Request("POST", "/v1/messages", port=port, key=key, body={"content": json.dumps(script)} | body)
+
+
+async def accepted(port: int, key: str, script: dict[str, Any]) -> str:
+    """Send a message; the id of its reply."""
+    body = {"content": json.dumps(script), "max_output_tokens": 4000}
+    status, sent = await fetch(port, "/v1/messages", key, method="POST", body=body)
+    if status != 202:
+        raise RuntimeError(f"{status}: {sent}")
+    return str(sent["reply"]["id"])
+
+
+def follow(port: int, key: str, reply_id: str, after: int = 0) -> Request:
+    """A reader of a reply's stream."""
+    return Request("GET", f"/v1/messages/{reply_id}/events?after={after}", port=port, key=key)
+
+
+def lateness(stream: Stream, rate: float, begin: int = 0) -> list[float]:
+    """How much later than its earliest chunk each chunk of a stream came, against its schedule; from one read on."""
+    due = [at - (words - 1) / rate for at, words in stream.reads]
+    earliest = min(due, default=0.0)
+    return [at - earliest for at in due[begin:]]

@@ -102,14 +102,15 @@ async def passthrough(port: int):  # type: ignore[no-untyped-def]
         cwd=REPOSITORY,
     )
     try:
-        await _answers(port)
+        await answers(port)
         yield child.pid
     finally:
         child.terminate()
         child.wait(20)
 
 
-async def _answers(port: int) -> None:
+async def answers(port: int) -> None:
+    """Wait until something listens. Raises OSError after half a minute."""
     deadline = time.monotonic() + 30
     while True:
         try:

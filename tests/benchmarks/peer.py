@@ -1,0 +1,54 @@
+"""The peer `resumable-stream` (npm) on the product's own Redis server; see `peers/resumable_stream.mjs`."""
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from tests.benchmarks import sse_load
+from tests.benchmarks.stack import REPOSITORY, Stack, answers, free_port
+
+PROGRAM = Path(__file__).parent / "peers" / "resumable_stream.mjs"
+NAME = "resumable-stream"
+
+
+def redis_url(stack: Stack) -> str:
+    """The stack's Redis."""
+    address = str(stack.parts()["redis"]["address"])
+    return address if "://" in address else f"redis://{address}"
+
+
+@contextlib.asynccontextmanager
+async def resumable_stream(stack: Stack) -> AsyncIterator[tuple[int, int]]:
+    """Its port and its pid."""
+    port = free_port()
+    beside = Path(sys.executable).with_name("node")
+    node = str(beside) if beside.exists() else shutil.which("node") or "node"
+    child = subprocess.Popen(  # noqa: ASYNC220 - starts at once
+        [node, str(PROGRAM), str(port), redis_url(stack)], cwd=REPOSITORY
+    )
+    try:
+        await answers(port)
+        yield port, child.pid
+    finally:
+        child.kill()
+        child.wait(20)
+
+
+async def begin(port: int, stream_id: str, chunks: int, every_ms: float) -> None:
+    """Begin a stream of the peer's."""
+    path = f"/{stream_id}?chunks={chunks}&every_ms={every_ms:g}"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+    head = await reader.read(100)
+    writer.close()
+    if b" 201 " not in head:
+        raise RuntimeError(f"the peer answers {head!r}")
+
+
+def read(port: int, stream_id: str, skip: int = 0) -> sse_load.Request:
+    """A reader of a stream of the peer's."""
+    return sse_load.Request("GET", f"/{stream_id}?skip={skip}", port=port)
