@@ -104,8 +104,8 @@ class ChunkStream:
 
     async def aclose(self) -> None:
         if self._closing is None:
+            # What was fed stays to be read: it is counted in the usage, so it has to be seen.
             self._done = True
-            self._text.clear()
             self._wake()
             self._closing = asyncio.ensure_future(self._closed())
         await asyncio.shield(self._closing)

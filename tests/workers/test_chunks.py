@@ -1,0 +1,18 @@
+"""What an engine has fed and counted is read, also after the generation was closed."""
+
+from inference_workers.chunks import ChunkStream
+
+
+async def _nothing() -> None:
+    return
+
+
+async def test_what_was_fed_before_a_close_is_read_after_it() -> None:
+    stream = ChunkStream(_nothing)
+    stream.feed("one", 1)
+    stream.feed(" two", 1)
+    await stream.aclose()
+    stream.feed(" three", 1)
+    chunks = [chunk async for chunk in stream]
+    assert [(chunk.text, chunk.tokens, chunk.finish) for chunk in chunks] == [("one two", 2, None)]
+    assert stream.usage.output_tokens == 2
