@@ -1,8 +1,8 @@
 """Ten thousand open streams in one API process: memory, and what they cost the few that have something to say.
 
-1 % of the streams are replies that run at 20 tokens/s; the others wait for replies that say nothing. First the active
-ones alone, which is the direct run that the others are compared with; then with all idle ones open, over more than a
-heartbeat; then with a thousand readers more that take nothing of a large reply.
+1 % of the streams are replies that run at 20 tokens/s; the others follow replies that say a word in 20 seconds. First
+the active ones alone, which is the direct run that the others are compared with; then with all idle ones open, over
+more than a heartbeat; then with a thousand readers more that take nothing of a large reply.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ from tests.benchmarks import processes, report, sse_load
 from tests.benchmarks.stack import Stack, running
 
 RATE = 20.0
+IDLE_EVERY_MS = 20_000
+"""An idle reply says a word after more than a heartbeat; one that said nothing would be ended as stalled."""
 ACTIVE_S = 20.0
 """Longer than a heartbeat."""
 MEMORY_TARGET_MB = 400
@@ -58,7 +60,7 @@ async def active(stack: Stack, count: int, streams: int) -> Phase:
 
 async def idle(stack: Stack, count: int, replies: int) -> list[sse_load.Stream]:
     """Open so many streams that have nothing to say, over so many replies."""
-    script = {"chunks": 2, "hang_at": 1}
+    script = {"chunks": 100, "every_ms": IDLE_EVERY_MS}
     ids = [await sse_load.accepted(stack.port, stack.api_key, script) for _ in range(replies)]
     opened: list[sse_load.Stream] = []
     for first in range(0, count, 20):
