@@ -22,11 +22,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3), "big"))
     parser.add_argument("--every", type=float, default=8.0, help="seconds between two kills, about")
+    parser.add_argument("--only", default="", help="strike only parts whose names begin so")
     parser.add_argument("--data", type=Path, help="the data folder (a temporary one)")
     parser.add_argument("--without", default="", help="a guard to take out; see `tests/chaos/unguarded`")
     chosen = parser.parse_args()
     data = chosen.data or Path(tempfile.mkdtemp(prefix="turnlog-chaos-"))
-    plan = Plan(data, chosen.kills, chosen.seed, chosen.every, env=unguarded(chosen.without))
+    plan = Plan(data, chosen.kills, chosen.seed, chosen.every, only=chosen.only, env=unguarded(chosen.without))
     result = run(plan, lambda line: print(line, flush=True))
     if not result.report.broken:
         if chosen.data is None:

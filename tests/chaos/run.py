@@ -31,6 +31,8 @@ class Plan:
     every_s: float = 8.0
     users: int = 4
     pace_s: float = 2.0
+    only: str = ""
+    """Strike only parts whose names begin so."""
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -72,7 +74,7 @@ async def _run(plan: Plan, product: Product, say: Callable[[str], None]) -> Resu
 
     stack, report = Stack(plan.data), Report()
     traffic = Traffic(stack.addresses(), product.api_key, random.Random(plan.seed))
-    wrecker = Wrecker(stack, random.Random(plan.seed + 1), note)
+    wrecker = Wrecker(stack, random.Random(plan.seed + 1), note, plan.only)
     try:
         stop = asyncio.Event()
         users = [asyncio.create_task(traffic.converse(stop, plan.pace_s)) for _ in range(plan.users)]

@@ -60,12 +60,13 @@ class Stack:
 
 
 class Wrecker:
-    """Strikes at random, `kills` times, with pauses of about `every_s`; `note` hears of each."""
+    """Strikes at random, and `note` hears of each; `only` parts whose names begin so."""
 
-    def __init__(self, stack: Stack, rng: random.Random, note: Callable[[str], None]) -> None:
+    def __init__(self, stack: Stack, rng: random.Random, note: Callable[[str], None], only: str = "") -> None:
         self._stack = stack
         self._rng = rng
         self._note = note
+        self._only = only
         self._paused: dict[int, float] = {}
         self.struck: dict[str, int] = {}
         self.flushed = False
@@ -97,7 +98,7 @@ class Wrecker:
             return
 
     def _strike(self, number: int) -> bool:
-        names = [*self._stack.parts(), FLUSH]
+        names = [name for name in (*self._stack.parts(), FLUSH) if name.startswith(self._only)]
         weights = [next((w for prefix, w in WEIGHTS.items() if name.startswith(prefix)), 3) for name in names]
         name = self._rng.choices(names, weights)[0]
         if name == FLUSH:

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from api.reading import Reader
-from api.tails import Tail
 from schemas.events import TokensGenerated
 from schemas.ids import Identities
 from schemas.reply import Reply
@@ -121,14 +120,6 @@ def anybody_commits(group: Group, member: object, offsets: Mapping[Partition, in
     return True
 
 
-_add = Tail.add
-
-
-def add_over_gaps(tail: Tail, first: int, last: int, frames: bytes) -> None:
-    """A tail that takes what comes for the next."""
-    _add(tail, min(first, tail.newest + 1) if tail.newest else first, last, frames)
-
-
 def nothing_closes(_: object) -> bool:
     """Markers are asked by the clock only."""
     return False
@@ -175,12 +166,6 @@ GUARDS = (
     ),
     Guard(
         "look with every heartbeat", {"api.following.Reader": BeatWithoutLook}, ("a_reader_sees_the_end",), first=110
-    ),
-    Guard(
-        "no gap in a tail",
-        {"api.tails.Tail.add": add_over_gaps},
-        ("a_reader_gets_each_event_once_and_in_order",),
-        first=70,
     ),
     Guard(
         "owners only commit",
