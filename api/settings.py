@@ -44,8 +44,9 @@ class ApiSettings(ProcessSettings):
     stream_idle_s: float = Field(default=900.0, gt=0)
     """How long a stream stays open without an event."""
     streams_max: int = Field(default=20_000, ge=1)
-    """Open streams of this process; more are answered with 503."""
+    """Open streams of this process; more are answered with 503. Each is an open file (`ulimit -n`)."""
     shutdown_s: float = Field(default=5.0, gt=0)
+    """Within so long a process that is told to stop ends its streams after a whole event, and answers what it has."""
 
     @field_validator("models")
     @classmethod
