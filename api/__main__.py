@@ -47,7 +47,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def serve(settings: ApiSettings, process: Process, listener: socket.socket) -> None:
+async def serve(settings: ApiSettings, process: Process, listeners: Sequence[socket.socket]) -> None:
     """Wire everything, serve until a signal, close in reverse order."""
     capacity = _capacity(settings.streams_max)
     metrics = Metrics()
@@ -100,7 +100,7 @@ async def serve(settings: ApiSettings, process: Process, listener: socket.socket
         now_ms=now_ms,
     )
     app = let_in(Edge(create_app(service), metrics), settings.origins)
-    server = HttpServer(app, listener, capacity.connections)
+    servers = [HttpServer(app, listener, capacity.connections) for listener in listeners]
     accounts_reader.start()
     keepers = [
         asyncio.create_task(work)
@@ -111,18 +111,19 @@ async def serve(settings: ApiSettings, process: Process, listener: socket.socket
             begin_claims(log, hot),
         )
     ]
-    serving = asyncio.create_task(server.serve())
+    serving = [asyncio.create_task(server.serve()) for server in servers]
     logger.info("serving", address=f"http://{settings.api_host}:{settings.api_port}")
     try:
         await _stopped(process, serving)
     finally:
         health.stopping = True
         # No connection is taken from now on; those that are open end with the answer that they are in.
-        server.stop()
+        for server in servers:
+            server.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settings.shutdown_s):
                 await open_streams.stop(settings.shutdown_s)
-                await serving
+                await asyncio.gather(*serving)
         for keeper in reversed(keepers):
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
@@ -157,12 +158,13 @@ def _report(process: Process, missing: Sequence[str]) -> None:
     process.turned(detail=f"missing: {', '.join(missing)}" if missing else "", degraded=bool(missing))
 
 
-async def _stopped(process: Process, serving: "asyncio.Task[None]") -> None:
+async def _stopped(process: Process, serving: "Sequence[asyncio.Task[None]]") -> None:
     stopped = asyncio.create_task(asyncio.to_thread(process.stop.wait))
-    await asyncio.wait((stopped, serving), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((stopped, *serving), return_when=asyncio.FIRST_COMPLETED)
     process.stop.set()
-    if serving.done():
-        serving.result()
+    for one in serving:
+        if one.done():
+            one.result()
 
 
 def _capacity(streams_max: int) -> Capacity:
@@ -178,16 +180,21 @@ def _capacity(streams_max: int) -> Capacity:
     return capacity
 
 
-def run(settings: ApiSettings, process: Process) -> None:
-    """Serve on uvloop. Exits with one sentence where the address cannot be listened on."""
+def _listening(host: str, port: int, setting: str) -> socket.socket:
     try:
-        listener = listening(settings.api_host, settings.api_port)
+        return listening(host, port)
     except OSError as error:
         raise SystemExit(
-            f"api: cannot listen on {settings.api_host}:{settings.api_port}: {error.strerror}. "
-            "Stop what uses it, or set TURNLOG_API_PORT."
+            f"api: cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or set {setting}."
         ) from error
-    uvloop.run(serve(settings, process, listener))
+
+
+def run(settings: ApiSettings, process: Process) -> None:
+    """Serve on uvloop. Exits with one sentence where an address cannot be listened on."""
+    listeners = [_listening(settings.api_host, settings.api_port, "TURNLOG_API_PORT")]
+    if settings.api_own_port is not None:
+        listeners.append(_listening(settings.api_host, settings.api_own_port, "TURNLOG_API_OWN_PORT"))
+    uvloop.run(serve(settings, process, listeners))
 
 
 if __name__ == "__main__":

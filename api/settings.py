@@ -23,6 +23,8 @@ class ApiSettings(ProcessSettings):
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8080, ge=1, le=65535)
     """Several processes may share one: the kernel spreads connections (SO_REUSEPORT)."""
+    api_own_port: int | None = Field(default=None, ge=1, le=65535)
+    """A second port, of this process alone: for probes, and to reach one of several. Absent: none."""
 
     cors_origins: str = ""
     """Origins whose pages may use the API from a browser, with commas between; `*`: all."""

@@ -30,7 +30,7 @@ SHOWN_LINES = 200
 Port = Annotated[int | None, typer.Option(help="Port of the HTTP API; 0 is any free one. [default: 8080]")]
 EngineName = Annotated[str | None, typer.Option(help="llama_cpp, scripted or simulated. [default: llama_cpp]")]
 Workers = Annotated[int | None, typer.Option(help="Number of workers; 0: replies wait. [default: 1]")]
-Apis = Annotated[int | None, typer.Option("--api", help="API processes, each on a port of its own. [default: 1]")]
+Apis = Annotated[int | None, typer.Option("--api", help="API processes, which share the port. [default: 1]")]
 Streams = Annotated[int | None, typer.Option(help="Instances of turns and of dispatch. [default: 1]")]
 Detach = Annotated[bool, typer.Option("--detach", help="Return when everything is ready.")]
 ServersOnly = Annotated[bool, typer.Option("--servers-only", help="Start Kafka, Redis and ClickHouse only.")]

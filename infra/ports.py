@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import socket
-from collections.abc import Sequence
-from itertools import chain
+from pathlib import Path
 
 from infra.errors import PortTaken
 
 HOST = "127.0.0.1"
+LOWEST = 10_000
 TRIES = 100
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def is_free(port: int, host: str = HOST) -> bool:
@@ -24,10 +26,22 @@ def is_free(port: int, host: str = HOST) -> bool:
 
 
 def free_port() -> int:
-    """A port that is free now."""
+    """A port that is free now, and that the system does not give to outgoing connections, so that it stays free."""
+    highest = _first_ephemeral() - 1
+    for _ in range(TRIES):
+        port = random.randint(LOWEST, highest) if highest > LOWEST else 0
+        if port and is_free(port):
+            return port
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def _first_ephemeral() -> int:
+    try:
+        return int(_EPHEMERAL.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def choose(wanted: int, remembered: int | None, *, part: str, setting: str, host: str = HOST) -> int:
@@ -44,20 +58,3 @@ def choose(wanted: int, remembered: int | None, *, part: str, setting: str, host
     if remembered and is_free(remembered, host):
         return remembered
     return free_port()
-
-
-def choose_run(wanted: int, remembered: int | None, names: Sequence[str], *, setting: str, host: str = HOST) -> int:
-    """The first of as many ports in a row as there are names; as `choose` otherwise.
-
-    Raises PortTaken.
-    """
-    if wanted:
-        for number, part in enumerate(names):
-            choose(wanted + number, None, part=part, setting=setting, host=host)
-        return wanted
-    for first in chain([remembered], (free_port() for _ in range(TRIES))):
-        if first and all(is_free(first + number, host) for number in range(len(names))):
-            return first
-    raise PortTaken(
-        f"No {len(names)} ports in a row are free for {names[0]} and those after it; choose with {setting}."
-    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from infra.data_folder import DataFolder
 from infra.parts import Kind, Part, Probe, Stage
+from infra.ports import free_port
 from infra.probes import both, http_answers, status_file
 
 STREAM_ROLES = ("turns", "dispatch", "settlement", "demand")
@@ -28,7 +29,7 @@ class Replicas:
 def process_parts(
     folder: DataFolder, replicas: Replicas, env: Mapping[str, str], host: str, api_port: int
 ) -> list[Part]:
-    """All of Turnlog's processes, api last. API process n listens on ``api_port + n``."""
+    """All of Turnlog's processes, api last. API processes share a port; several have one of their own beside."""
     counts = {"turns": replicas.streams, "dispatch": replicas.streams}
     streams = [
         _part(folder, f"streams-{role}-{number}", "streams", ("streams", role), env)
@@ -41,7 +42,8 @@ def process_parts(
     workers = [
         _part(folder, f"worker-{number}", "worker", ("inference_workers",), env) for number in range(replicas.workers)
     ]
-    front = [_api(folder, number, env, host, api_port + number) for number in range(replicas.api)]
+    own_ports = [free_port() for _ in range(replicas.api)] if replicas.api > 1 else [None]
+    front = [_api(folder, number, env, host, api_port, own_port) for number, own_port in enumerate(own_ports)]
     return [*streams, *projections, *workers, *front]
 
 
@@ -64,10 +66,11 @@ def _part(folder: DataFolder, name: str, kind: Kind, module: tuple[str, ...], en
     )
 
 
-def _api(folder: DataFolder, number: int, env: Mapping[str, str], host: str, port: int) -> Part:
+def _api(folder: DataFolder, number: int, env: Mapping[str, str], host: str, port: int, own_port: int | None) -> Part:
     name = f"api-{number}"
     status = folder.run / f"{name}.status.json"
-    probe: Probe = both(status_file(status), http_answers(probe_host(host), port, "/readyz"))
+    reached_at = own_port or port
+    probe: Probe = both(status_file(status), http_answers(probe_host(host), reached_at, "/readyz"))
     return Part(
         name=name,
         kind="api",
@@ -75,13 +78,14 @@ def _api(folder: DataFolder, number: int, env: Mapping[str, str], host: str, por
         command=(sys.executable, "-m", "api"),
         log=folder.log(name),
         probe=probe,
-        address=f"http://{probe_host(host)}:{port}",
+        address=f"http://{probe_host(host)}:{reached_at}",
         env={
             **env,
             "TURNLOG_REPLICA": str(number),
             "TURNLOG_STATUS_FILE": str(status),
             "TURNLOG_API_HOST": host,
             "TURNLOG_API_PORT": str(port),
+            **({"TURNLOG_API_OWN_PORT": str(own_port)} if own_port else {}),
         },
         status_file=status,
         start_timeout_s=START_TIMEOUT_S,

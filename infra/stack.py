@@ -22,7 +22,7 @@ from infra.errors import StackError
 from infra.guard import Guard
 from infra.model import require_local_model
 from infra.parts import Part, PartReport
-from infra.ports import choose_run
+from infra.ports import choose
 from infra.processes import Replicas, probe_host, process_parts
 from infra.report import Failed, PartChanged, Progress, Ready, Report, ServersReady, Stopped
 from infra.servers import Servers, plan_servers, server_parts
@@ -169,10 +169,10 @@ def _api_port(settings: StackSettings, folder: DataFolder) -> int:
 
 
 def _choose_api_port(settings: StackSettings, folder: DataFolder) -> int:
-    return choose_run(
+    return choose(
         settings.api_port,
         folder.remembered_ports().get("api"),
-        ["the API", *(f"api-{number}" for number in range(1, settings.api_processes))],
+        part="the API",
         setting="--port",
         host=settings.api_host,
     )
