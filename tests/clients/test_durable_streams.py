@@ -1,9 +1,12 @@
 """`@durable-streams/client` reads replies and conversations of the real product."""
 
+from pathlib import Path
+
 import pytest
 from system.product import Product, eventually
 
 from clients.cable import Cable
+from clients.documentation import written
 from clients.heard import end_of, events_of, reached, text_of
 from clients.programs import Said, node, run_node
 
@@ -27,6 +30,15 @@ def final(said: list[Said]) -> Said:
 
 def path_of(reply_id: str) -> str:
     return f"/durable/messages/{reply_id}"
+
+
+def test_the_program_of_the_page(product: Product, through: dict[str, str], cable: Cable, tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    cable.cut_at(b'"offset":20,"type":"del')
+    (said,) = run_node(folder / "durable_streams.mjs", '{"chunks": 60, "every_ms": 20}', env=through)
+    stored = product.client().message(said["id"])
+    assert said == {name: stored[name] for name in ("id", "text", "status", "usage")}
+    assert (stored["status"], cable.cuts) == ("completed", 1)
 
 
 @LIVE
