@@ -154,7 +154,8 @@ def main() -> int:
     chosen = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with running() as stack:
+    slots = chosen.replies + chosen.streams // 100 + 1
+    with running(env={"TURNLOG_SLOTS": str(slots)}) as stack:
         made = uvloop.run(measure(stack, chosen.streams, chosen.replies, chosen.stalled))
         return report.finish(made, chosen)
 

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-import shutil
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from tests.benchmarks import sse_load
 from tests.benchmarks.stack import REPOSITORY, Stack, answers, free_port
+from tests.node import NODE
 
 PROGRAM = Path(__file__).parent / "peers" / "resumable_stream.mjs"
 NAME = "resumable-stream"
@@ -25,10 +24,8 @@ def redis_url(stack: Stack) -> str:
 async def resumable_stream(stack: Stack) -> AsyncIterator[tuple[int, int]]:
     """Its port and its pid."""
     port = free_port()
-    beside = Path(sys.executable).with_name("node")
-    node = str(beside) if beside.exists() else shutil.which("node") or "node"
     child = subprocess.Popen(  # noqa: ASYNC220 - starts at once
-        [node, str(PROGRAM), str(port), redis_url(stack)], cwd=REPOSITORY
+        [NODE, PROGRAM, str(port), redis_url(stack)], cwd=REPOSITORY
     )
     try:
         await answers(port)

@@ -18,9 +18,10 @@ from typing import Any, Self
 
 from system.product import eventually
 
+from tests.node import NODE
+
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
-NODE = Path(sys.executable).with_name("node")
 Said = dict[str, Any]
 
 
