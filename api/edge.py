@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.context import Trail
 from api.metrics import Metrics
 from api.sse import PENDING, EventStream
-from api.turns import Turns
+from api.pacing import Pacing
 from schemas.ids import instance_id
 from streams.log.trace import trace_id
 
@@ -29,7 +29,7 @@ class Edge:
         self._app = app
         self._metrics = metrics
         self._make_id = make_id
-        self._turns = Turns(BEGUN_AT_ONCE)
+        self._pacing = Pacing(BEGUN_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -37,7 +37,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         began_s = time.perf_counter()
-        await self._turns.turn()
+        await self._pacing.turn()
         named = _headers(scope)
         trail = Trail.of(named.get(b"x-request-id"), named.get(b"traceparent"), self._make_id())
         scope["turnlog.trail"] = trail

@@ -3,11 +3,11 @@
 import asyncio
 import itertools
 
-from api.turns import Turns
+from api.pacing import Pacing
 
 
 async def test_a_crowd_begins_in_order_and_leaves_room_for_others() -> None:
-    turns = Turns(at_once=3)
+    turns = Pacing(at_once=3)
     begun: list[int] = []
     seen: list[int] = []
 
@@ -27,7 +27,7 @@ async def test_a_crowd_begins_in_order_and_leaves_room_for_others() -> None:
 
 
 async def test_a_single_one_waits_for_nothing_and_who_leaves_the_line_holds_up_nobody() -> None:
-    turns = Turns(at_once=1)
+    turns = Pacing(at_once=1)
     await turns.turn()
     waiting = [asyncio.ensure_future(turns.turn()) for _ in range(3)]
     await asyncio.sleep(0)

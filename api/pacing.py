@@ -1,4 +1,4 @@
-"""Taking turns: so many begin in one iteration of the event loop, the others in the next ones, in their order.
+"""The pace at which requests begin: so many begin in one iteration of the event loop, the others in the next ones, in their order.
 
 A thousand requests that arrive together would otherwise all run before anything else does: a stream's next chunk would
 wait for all of them.
@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 
 
-class Turns:
+class Pacing:
     """See above. `at_once`: how many begin in one iteration."""
 
     def __init__(self, at_once: int) -> None:
