@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.context import Trail
 from api.metrics import Metrics
-from api.sse import PENDING, EventStream
 from api.pacing import Pacing
+from api.sse import PENDING, EventStream
 from schemas.ids import instance_id
 from streams.log.trace import trace_id
 

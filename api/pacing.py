@@ -1,4 +1,4 @@
-"""The pace at which requests begin: so many begin in one iteration of the event loop, the others in the next ones, in their order.
+"""The pace at which requests begin: so many in one iteration of the event loop, the others in the next ones.
 
 A thousand requests that arrive together would otherwise all run before anything else does: a stream's next chunk would
 wait for all of them.
