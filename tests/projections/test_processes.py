@@ -35,10 +35,11 @@ def eventually(holds, what):
 class Running:
     """A projection's process."""
 
-    def __init__(self, name, environment, folder):
-        self.status = folder / f"{name}.json"
+    def __init__(self, name, environment, folder, replica=0):
+        self.status = folder / f"{name}-{replica}.json"
         self._command = [sys.executable, "-m", "projections", name]
-        self._environment = {**os.environ, **environment, "TURNLOG_STATUS_FILE": str(self.status)}
+        own = {"TURNLOG_STATUS_FILE": str(self.status), "TURNLOG_REPLICA": str(replica)}
+        self._environment = {**os.environ, **environment, **own}
         self.start()
 
     def start(self):
@@ -101,6 +102,43 @@ def test_the_buffer_survives_being_killed_in_the_middle_of_replies(provisioned, 
         assert running.end(signal.SIGTERM) == 0
     finally:
         running.end(signal.SIGKILL)
+        writer.close()
+        log.close()
+
+
+@pytest.mark.servers
+def test_partitions_that_move_between_processes_move_no_offset(provisioned, tmp_path):
+    replies = {}
+    for n in range(12):
+        pieces = [piece("g", 1, seq, f"{n}.{seq} ", f"r{n}") for seq in range(1, 38)]
+        events = [queued(f"r{n}"), started("g", 1, f"r{n}"), *pieces, ended("g", 1, 38, reply_id=f"r{n}")]
+        replies[f"r{n}"] = [replace(event, conversation_id=f"c{n}") for event in events]
+    woven = [event for events in zip(*replies.values(), strict=True) for event in events]
+    redis = Redis.from_url(provisioned.redis_url)
+    one, other = (Running("buffer", provisioned.environment(), tmp_path, replica) for replica in range(2))
+    log = KafkaLog(provisioned.kafka_bootstrap, provisioned.namespace, "test")
+    writer = log.writer("test")
+    moves = (
+        lambda: None,
+        lambda: one.end(signal.SIGTERM),
+        lambda: (one.start(), other.end(signal.SIGKILL)),
+        lambda: (other.start(), one.end(signal.SIGKILL)),
+        one.start,
+    )
+    try:
+        for number, move in enumerate(moves):
+            begin, until = (len(woven) * at // len(moves) for at in (number, number + 1))
+            for event in woven[begin:until]:
+                writer.append(Output(event=event))
+            move()
+            writer.flush(10)
+            seen = {reply_id: [] for reply_id in replies} | expected(woven[:until])
+            eventually(lambda s=seen: buffered(redis, provisioned.namespace, list(replies)) == s, f"move {number}")
+        again = [writer.append(Output(event=events[0])) for events in replies.values()]
+        assert len({one.result(10).partition for one in again}) > 1, "several partitions"
+    finally:
+        for running in (one, other):
+            running.end(signal.SIGKILL)
         writer.close()
         log.close()
 
