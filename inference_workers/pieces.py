@@ -18,6 +18,7 @@ from operator import attrgetter
 
 from inference_workers.pace import Pace
 from schemas.events import GenerationRequested, TokensGenerated
+from streams.log.partitioner import partition_of
 from streams.log.steps import Appended, LogFull, NotAppended, Output, Writer
 
 HOLD_S = 1.0
@@ -32,7 +33,7 @@ class Pieces:
     """One generation's pieces.
 
     Args:
-        partition: where in the log they go.
+        partitions: how many the topic has that they go to.
         on_lost: called once, in the event loop, when a piece did not get into the log.
     """
 
@@ -55,9 +56,10 @@ class Pieces:
     )
 
     def __init__(
-        self, writer: Writer, request: GenerationRequested, partition: int, on_lost: Callable[[], None]
+        self, writer: Writer, request: GenerationRequested, partitions: int, on_lost: Callable[[], None]
     ) -> None:
-        self.partition = partition
+        self.partition = partition_of(str(getattr(request, TokensGenerated.KEY)), partitions)
+        """Where in the log they go."""
         self._writer = writer
         self._request = request
         self._on_lost = on_lost

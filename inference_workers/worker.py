@@ -40,7 +40,6 @@ from schemas.events import (
 from schemas.topics import CANCELLATIONS, TOKENS, inference
 from schemas.values import PRIORITIES
 from streams.log.log import END, Log, Reader, since
-from streams.log.partitioner import partition_of
 from streams.log.steps import LogError, LogFull, NotAppended, Output, Partition, Writer
 
 logger = structlog.get_logger("inference_workers")
@@ -222,8 +221,7 @@ class Worker:
 
     def _begin(self, action: Begin) -> None:
         taken = action.taken
-        partition = partition_of(taken.request.reply_id, self._partitions)
-        pieces = Pieces(self._writer, taken.request, partition, lambda: self._lost(taken.id))
+        pieces = Pieces(self._writer, taken.request, self._partitions, lambda: self._lost(taken.id))
         try:
             self._journal.started(taken, pieces.failed)
         except (LogFull, NotAppended):
