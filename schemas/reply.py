@@ -15,6 +15,9 @@ one reply in the order of their partition:
    `generation_id` is dispatch's: accepted at or above the current attempt; its usage is estimated from the pieces.
 7. Each accepted event gives one stream event (two when a start implies a reset), at the next offset, from 1.
 
+8. Dispatch may write a `GenerationQueued` again. A reader that begins between the two would take the second one for a
+   beginning, and resurrect a reply that has ended: so nobody begins there (`Openings`).
+
 `GenerationQueued` gives no stream event: the stream exists and is empty.
 """
 
@@ -64,6 +67,27 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """The text of the current attempt: what readers see."""
         return "".join(self.pieces)
+
+
+class Openings:
+    """From where a partition may be read again, as far as replies that have ended are concerned. See rule 8."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int]] = []
+
+    def ended(self, first: int, last: int) -> None:
+        """A reply has ended, whose `GenerationQueued` stand at these offsets, the first and the last of them."""
+        if last > first:
+            self._spans.append((first, last))
+
+    def checkpoint(self, position: int) -> int:
+        """Where to begin, when everything that is open begins at `position` or later. It never falls by itself."""
+        if not self._spans:
+            return position
+        while moved := [first for first, last in self._spans if first < position <= last]:
+            position = min(moved)
+        self._spans = [(first, last) for first, last in self._spans if last >= position]
+        return position
 
 
 def open_reply(event: GenerationQueued) -> Reply:

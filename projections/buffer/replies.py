@@ -19,7 +19,7 @@ from projections.buffer import keys
 from projections.buffer.frames import delta_frame
 from projections.redis.client import bulks
 from schemas.events import Event, GenerationQueued, TokensGenerated
-from schemas.reply import Reply, apply
+from schemas.reply import Openings, Reply, apply
 from schemas.stream import Delta, Reset, frame
 
 
@@ -46,6 +46,8 @@ class Held(msgspec.Struct):
     opened_offset: int
     """Of its `GenerationQueued` in the partition."""
     opened_ms: int
+    last_opening: int = 0
+    """Of the last one, where it was written again."""
     keys: bytes = b""
     """The keys of its frames and head, packed for a call."""
     channel: bytes = b""
@@ -95,6 +97,7 @@ class Replies:
         self._held: OrderedDict[str, Held] = OrderedDict()
         self._dirty: dict[str, Held] = {}
         self._ended: deque[tuple[int, str]] = deque()
+        self._openings = Openings()
 
     def take(self, offset: int, timestamp_ms: int, event: Event) -> None:
         """The partition's next event."""
@@ -117,6 +120,9 @@ class Replies:
             held.offset = number = held.offset + 1
             self._append(held, delta_frame(number, text))
             held.text_bytes += len(text) if text.isascii() else len(text.encode())
+        elif type(event) is GenerationQueued:
+            held.last_opening = offset
+            return
         elif not held.cut:
             if not self._apply(held, event):
                 return
@@ -144,7 +150,7 @@ class Replies:
             held.frames.clear()
             held.opening = held.changed = False
             if held.cut:
-                del self._held[reply_id]
+                self._let_go(reply_id)
             elif held.ended_ms is not None:
                 self._ended.append((held.ended_ms + self._limits.grace_ms, reply_id))
         self._dirty.clear()
@@ -154,13 +160,13 @@ class Replies:
         """Its buffer is closed already: there is nothing more to do for it."""
         reply_id = held.reply.queued.reply_id
         if self._held.get(reply_id) is held:
-            del self._held[reply_id]
+            self._let_go(reply_id)
             self._dirty.pop(reply_id, None)
 
     def pass_time(self, now_ms: int) -> None:
         """Let go of what ended a grace ago, and cut what is open for too long."""
         while self._ended and self._ended[0][0] <= now_ms:
-            self._held.pop(self._ended.popleft()[1], None)
+            self._let_go(self._ended.popleft()[1])
         for reply_id, held in self._oldest():
             if held.closing or held.opened_ms + self._limits.open_ms > now_ms:
                 return
@@ -168,12 +174,16 @@ class Replies:
 
     def settled(self) -> int:
         """The offset to commit."""
-        for held in self._held.values():
-            return held.opened_offset
-        return self.position
+        oldest = next((held.opened_offset for held in self._held.values()), self.position)
+        return self._openings.checkpoint(oldest)
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def _let_go(self, reply_id: str) -> None:
+        held = self._held.pop(reply_id, None)
+        if held is not None:
+            self._openings.ended(held.opened_offset, held.last_opening)
 
     def _oldest(self) -> Iterator[tuple[str, Held]]:
         return iter(self._held.items())

@@ -1,7 +1,8 @@
 """The plain step of settlement: folds `tokens`, writes `ReplyStored` and `UsageRecorded` for each accepted end.
 
-1. The checkpoint of a partition is the first event of its oldest reply that is open or not yet acknowledged. After a
-   restart everything is folded again from there, and written again: readers deduplicate by identity.
+1. The checkpoint of a partition is the first event of its oldest reply that is open or not yet acknowledged, or of one
+   that would be opened again otherwise (`schemas.reply`, rule 8). After a restart everything is folded again from
+   there, and written again: readers deduplicate by identity.
 2. A reply that nothing was heard of for `abandoned_ms` of our own reading is given up with an alarm, so that the
    checkpoint moves on. (Dispatch and the sweeper end every reply long before.)
 3. While more than `unacknowledged_max` records are on their way, the step is busy.
@@ -16,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from schemas.events import TokensGenerated
+from schemas.events import GenerationQueued, TokensGenerated
 from schemas.models import Model
-from schemas.reply import Reply, apply
+from schemas.reply import Openings, Reply, apply
 from streams.log.steps import Appended, Arrived, Busy, LogError, LogFull, Output, Partition, Writer
 from streams.settlement.rules import Alarm, Settlement, settle
 
@@ -48,6 +49,7 @@ class _Open(msgspec.Struct):
     reply: Reply
     first_offset: int
     heard_ms: int
+    last_opening: int
     chars: int = 0
 
 
@@ -65,6 +67,7 @@ class _Book(msgspec.Struct):
     open: dict[str, _Open]
     """By reply id, in the order of their first offsets."""
     closed: dict[str, None]
+    openings: Openings
 
 
 class Settle:
@@ -97,7 +100,7 @@ class Settle:
         """Fold these anew."""
         self.revoked(starts)
         for partition, offset in starts.items():
-            self._books[partition] = _Book(next_offset=offset, open={}, closed={})
+            self._books[partition] = _Book(next_offset=offset, open={}, closed={}, openings=Openings())
 
     def revoked(self, partitions: Iterable[Partition]) -> None:
         """Forget these; what is on its way stays so, and is written again by the next owner."""
@@ -138,7 +141,7 @@ class Settle:
         for queue in (self._unsent, self._sent):
             for one in queue:
                 offsets[one.partition] = min(offsets[one.partition], one.first_offset)
-        return offsets
+        return {partition: self._books[partition].openings.checkpoint(at) for partition, at in offsets.items()}
 
     def drain(self, deadline_s: float) -> None:
         """Have everything acknowledged; open replies are folded again by the next life."""
@@ -156,9 +159,12 @@ class Settle:
         if known is None:
             reply, _ = apply(None, event)
             if reply is not None and reply_id not in book.closed:
-                book.open[reply_id] = _Open(reply=reply, first_offset=arrived.record.offset, heard_ms=now_ms)
+                at = arrived.record.offset
+                book.open[reply_id] = _Open(reply=reply, first_offset=at, heard_ms=now_ms, last_opening=at)
             return
         known.heard_ms = now_ms
+        if isinstance(event, GenerationQueued):
+            known.last_opening = arrived.record.offset
         known.reply, _ = _folded(known.reply, arrived)
         if isinstance(event, TokensGenerated):
             known.chars += len(event.text)
@@ -178,7 +184,9 @@ class Settle:
         )
 
     def _forget(self, book: _Book, reply_id: str) -> None:
-        self._open_chars -= book.open.pop(reply_id).chars
+        forgotten = book.open.pop(reply_id)
+        self._open_chars -= forgotten.chars
+        book.openings.ended(forgotten.first_offset, forgotten.last_opening)
         book.closed[reply_id] = None
         if len(book.closed) > self._limits.closed_max:
             del book.closed[next(iter(book.closed))]

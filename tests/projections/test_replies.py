@@ -72,6 +72,16 @@ def test_text_bytes_count_the_current_attempt():
     assert (held.text_bytes, held.attempt, held.status) == (3, 2, "running")
 
 
+def test_the_settled_offset_is_never_between_two_openings_of_a_reply_that_was_let_go():
+    log = [queued("a"), queued("b"), started("g", 1, "a"), queued("a"), ended("g", 1, 1, reply_id="a"), queued("c")]
+    replies, _ = fold(log, limits=Limits(grace_ms=0))
+    replies.pass_time(AT_MS + 1)
+    assert replies.settled() == 0
+    replies, _ = fold([started("h", 1, "b"), ended("h", 1, 1, reply_id="b")], replies, len(log))
+    replies.pass_time(AT_MS + 1)
+    assert replies.settled() == 5
+
+
 def test_the_settled_offset_is_the_opening_of_the_oldest_reply_held():
     replies, _ = fold([started("x", 1), *HELLO[:2]])
     assert replies.settled() == 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.events import Event, GenerationQueued, NoticeGiven
 from schemas.examples import EXAMPLES
-from schemas.reply import Reply, apply
+from schemas.reply import Openings, Reply, apply
 from schemas.stream import Delta, Ended, Notified, Reset, Started
 from schemas.values import Notice, Usage
 from tests.schemas.histories import (
@@ -133,6 +133,8 @@ class Reader:
     def __init__(self) -> None:
         self.open: dict[str, tuple[int, Reply]] = {}
         self.frames: dict[str, list] = {}
+        self.openings = Openings()
+        self.last_opening: dict[str, int] = {}
 
     def read(self, log: list[Event], first: int, after: int) -> None:
         for at in range(first, after):
@@ -141,14 +143,17 @@ class Reader:
             reply, given = apply(reply, log[at])
             if reply is None:
                 continue
+            if isinstance(log[at], GenerationQueued):
+                self.last_opening[reply_id] = at
             first_offset = reply.offset - len(given) + 1
             self.frames.setdefault(reply_id, []).extend(enumerate(given, start=first_offset))
             self.open[reply_id] = (opened_at, reply)
             if reply.phase == "ended":
                 del self.open[reply_id]
+                self.openings.ended(opened_at, self.last_opening[reply_id])
 
     def checkpoint(self, position: int) -> int:
-        return min((opened_at for opened_at, _ in self.open.values()), default=position)
+        return self.openings.checkpoint(min((opened_at for opened_at, _ in self.open.values()), default=position))
 
 
 @st.composite
@@ -184,6 +189,17 @@ def test_reading_again_from_the_checkpoint_gives_the_same_frames(log, data):
             for offset, event in frames:
                 assert stored.setdefault(reply_id, {}).setdefault(offset, event) == event
     assert stored == {reply_id: dict(frames) for reply_id, frames in whole.frames.items() if frames}
+
+
+def test_nobody_begins_between_two_openings_of_a_reply_that_has_ended():
+    openings = Openings()
+    assert openings.checkpoint(7) == 7
+    openings.ended(3, 3)
+    openings.ended(5, 9)
+    assert [openings.checkpoint(position) for position in (4, 5, 6, 9)] == [4, 5, 5, 5]
+    openings.ended(2, 5)
+    assert openings.checkpoint(9) == 2, "one leads to the other"
+    assert openings.checkpoint(10) == 10
 
 
 # --- each rule by example ---------------------------------------------------------------------------------------

@@ -169,6 +169,16 @@ def test_the_checkpoint_waits_for_the_acknowledgement() -> None:
     assert settling.settled() == 3
 
 
+def test_the_checkpoint_is_never_between_two_openings_of_an_ended_reply() -> None:
+    settling = Settling()
+    settling.submit(queued(1), queued(2), started(1), queued(1), queued(3), ended(1, "", n=1))
+    settling.poll()
+    assert settling.settled() == 0, "from 1 on, the second opening of the first reply would be its beginning"
+    settling.submit(started(2), ended(1, "", n=2))
+    settling.poll()
+    assert settling.settled() == 4
+
+
 def test_after_a_restart_the_same_is_written_again() -> None:
     settling = Settling()
     events = [queued(1), started(1), piece(1, "x"), ended(2, "x")]
