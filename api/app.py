@@ -80,4 +80,5 @@ async def _broken(request: Request, error: Exception) -> Response:
 
 
 def _refused(request: Request, problem: Problem) -> Response:
-    return errors.response(request.url.path, problem, trail(request).request_id)
+    anthropic = "anthropic-version" in request.headers
+    return errors.response(request.url.path, problem, trail(request).request_id, anthropic=anthropic)

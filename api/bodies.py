@@ -209,6 +209,7 @@ async def _raw(request: Request) -> bytes:
     return b"".join(chunks)
 
 
+_COUNTED = {"too_long": "items", "string_too_long": "characters"}
 _REASONS = {
     "missing": "is required",
     "json_invalid": "is not valid JSON",
@@ -230,6 +231,8 @@ def _told(detail: Any, cls: type[Body]) -> tuple[str, str]:
         return field, f"is not known; known are {', '.join(sorted(cls.model_fields))}"
     if kind == "value_error":
         return field, str(detail["ctx"]["error"])
+    if kind in {"too_long", "string_too_long"}:
+        return field, f"must have at most {detail['ctx']['max_length']} {_COUNTED[kind]}"
     return field, _REASONS.get(kind) or _lower_first(str(detail["msg"]))
 
 

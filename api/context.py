@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import structlog
-from fastapi import Depends, Query, Security
+from fastapi import Depends, Header, Query, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -23,6 +23,7 @@ from api.problems import bad_request, not_found, ticket_refused, unauthorised, u
 from api.sending import Sender
 from api.stores import HotStore, Views
 from schemas.ids import Identities, Kind, Parsed, key_hash
+from schemas.limits import CLIENT_MESSAGE_ID_CHARS_MAX
 from schemas.models import Model
 from schemas.values import Tier
 from streams.log.trace import child
@@ -93,7 +94,8 @@ def _check_query(request: Request) -> None:
     known = {field.alias for part in (whole, *whole.dependencies) for field in part.query_params}
     unknown = sorted(set(request.query_params) - known)
     if unknown:
-        told = f"is not known here; known {'is' if len(known) == 1 else 'are'} {', '.join(sorted(known)) or 'none'}"
+        those = f"known {'is' if len(known) == 1 else 'are'} {', '.join(sorted(known))}" if known else "nothing is"
+        told = f"is not known here; {those}"
         raise bad_request([(name, told) for name in unknown])
 
 
@@ -136,6 +138,23 @@ def _admitted(request: Request, the: Service, caller: Caller | None) -> Caller:
     structlog.contextvars.bind_contextvars(account_id=caller.account_id)
     _check_query(request)
     return caller
+
+
+def _idempotency_key(
+    key: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            description="Makes the call idempotent, per account: repeated, it gives the same reply.",
+        ),
+    ] = None,
+) -> str | None:
+    if key is not None and not 1 <= len(key) <= CLIENT_MESSAGE_ID_CHARS_MAX:
+        raise bad_request([("Idempotency-Key", f"must have 1 to {CLIENT_MESSAGE_ID_CHARS_MAX} characters")])
+    return key
+
+
+TheIdempotencyKey = Annotated[str | None, Depends(_idempotency_key)]
 
 
 TheService = Annotated[Service, Depends(_service)]

@@ -99,7 +99,7 @@ def bad_request(errors: Sequence[tuple[str, str]], code: str = "invalid_request"
 
 def unauthorised() -> Problem:
     """401: no key, or one that opens nothing."""
-    detail = "Send a valid API key: Authorization: Bearer <key>."
+    detail = "Send a valid API key: Authorization: Bearer <key>, or x-api-key: <key>."
     return Problem(401, "unauthorised", "Unauthorised", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
@@ -116,7 +116,10 @@ def not_found(what: str) -> Problem:
 
 def conflict() -> Problem:
     """409: the client message id was used for another request."""
-    detail = "This client_message_id was used before, with another body. Send the same body again, or use a new id."
+    detail = (
+        "This client_message_id (or Idempotency-Key) was used before, with another body. "
+        "Send the same body again, or use a new one."
+    )
     return Problem(409, "client_message_id_conflict", "Conflict", detail, headers=DO_NOT_RETRY)
 
 

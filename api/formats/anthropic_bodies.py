@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from api.bodies import Body, Brought, SendBody, Stop, System, text_at_most
-from api.problems import bad_request
+from api.problems import Problem, bad_request
 from schemas.limits import (
     CONTENT_BYTES_MAX,
     HISTORY_MESSAGES_MAX,
@@ -135,9 +135,14 @@ class AnthropicBody(Body):
 def sent(
     body: AnthropicBody, models: tuple[Model, ...], conversation_id: str | None, idempotency_key: str | None
 ) -> tuple[SendBody, Brought]:
-    """The native send. Raises `Problem` 400 when more output is asked for than the model gives."""
+    """The native send. Raises `Problem` 404 for an unknown model, 400 where more output is asked for than it gives."""
     model = find(models, body.model)
-    if model is not None and body.max_tokens > model.output_tokens_max:
+    if model is None:
+        names = ", ".join(("auto", *(one.name for one in models)))
+        raise Problem(
+            404, "model_not_found", "Not found", f"model: {body.model[:200]} is not served; served are {names}."
+        )
+    if body.max_tokens > model.output_tokens_max:
         raise bad_request([("max_tokens", f"this model gives at most {model.output_tokens_max}")])
     *before, last = body.messages
     history = tuple(PromptMessage(role=said.role, content=said.content) for said in before if said.content)

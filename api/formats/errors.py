@@ -25,10 +25,19 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def response(path: str, problem: Problem, request_id: str) -> Response:
-    """The answer to a refused request of this path."""
+_OPENAI_AT_HOME = ("/v1/chat/", "/v1/responses", "/v1/completions", "/v1/embeddings")
+"""Where OpenAI's clients look whose base URL is ours without `/openai`: nothing native is there."""
+
+
+def response(path: str, problem: Problem, request_id: str, *, anthropic: bool = False) -> Response:
+    """The answer to a refused request of this path. `anthropic`: it has the headers of Anthropic's clients."""
+    if path.startswith(_OPENAI_AT_HOME):
+        return _answer(problem, openai_error(problem, " OpenAI's API is at /openai/v1 here: use that as the base URL."))
     if path.startswith("/openai/"):
         return _answer(problem, openai_error(problem))
+    if path.startswith("/v1/") and anthropic:
+        hint = " Anthropic's API is at /anthropic here: add that to the base URL."
+        return _answer(problem, anthropic_error(problem.status, problem.detail + hint))
     if path.startswith("/anthropic/"):
         refused = _answer(problem, anthropic_error(problem.status, problem.detail))
         refused.headers[ANTHROPIC_REQUEST_ID] = request_id
@@ -36,11 +45,11 @@ def response(path: str, problem: Problem, request_id: str) -> Response:
     return problem.response()
 
 
-def openai_error(problem: Problem) -> dict[str, object]:
+def openai_error(problem: Problem, hint: str = "") -> dict[str, object]:
     """`{"error": {"message", "type", "param", "code"}}`."""
     kind = _OPENAI_TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
     param = problem.errors[0].field if problem.errors else None
-    return {"error": {"message": problem.detail, "type": kind, "param": param, "code": problem.code}}
+    return {"error": {"message": problem.detail + hint, "type": kind, "param": param, "code": problem.code}}
 
 
 def anthropic_error(status: int, message: str) -> dict[str, object]:

@@ -5,10 +5,8 @@ The same events, streams, limits and bills as behind the native API; a reply's i
 
 import contextlib
 from collections.abc import Mapping
-from typing import Annotated
 
 import msgspec
-from fastapi import Depends, Header
 from starlette.responses import Response
 
 from api.accounts import Caller
@@ -16,14 +14,13 @@ from api.context import Service, Trail
 from api.following import Begun
 from api.formats.format import Rendered, Writer, current_attempt, written
 from api.messages import Running, running
-from api.problems import DO_NOT_RETRY, Problem, bad_request, not_found
+from api.problems import DO_NOT_RETRY, Problem, not_found
 from api.replay import stored_events
 from api.sending import Request, Sent
 from api.stores import Live
 from schemas.conversation import Conversation, Message
 from schemas.events import MessageSubmitted
 from schemas.ids import Parsed
-from schemas.limits import CLIENT_MESSAGE_ID_CHARS_MAX
 from schemas.models import Model, find
 from schemas.stream import frame
 
@@ -49,23 +46,6 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
     facts: Facts
     begun: Begun
-
-
-def _idempotency_key(
-    key: Annotated[
-        str | None,
-        Header(
-            alias="Idempotency-Key",
-            description="Makes the call idempotent, per account: repeated, it gives the same reply.",
-        ),
-    ] = None,
-) -> str | None:
-    if key is not None and not 1 <= len(key) <= CLIENT_MESSAGE_ID_CHARS_MAX:
-        raise bad_request([("Idempotency-Key", f"must have 1 to {CLIENT_MESSAGE_ID_CHARS_MAX} characters")])
-    return key
-
-
-TheIdempotencyKey = Annotated[str | None, Depends(_idempotency_key)]
 
 
 def facts_of(request: Request, models: tuple[Model, ...], previous_id: str | None = None) -> Facts:
@@ -119,6 +99,8 @@ async def held(the: Service, caller: Caller, reply: Parsed) -> tuple[Conversatio
     try:
         conversation = await the.conversations.load(caller, reply.conversation_id)
     except Problem as problem:
+        if problem.status == 404:
+            raise not_found("message") from problem
         lately = await the.conversations.lately(reply.conversation_id) if problem.status == 503 else None
         if lately is None or reply.id not in lately.messages:
             raise

@@ -60,10 +60,41 @@ class Only:
         del schema, handler
         return {"enum": [*self._values, None]}
 
+    def allows(self, value: Any) -> bool:
+        """Whether it asks for nothing."""
+        return value is None or any(type(value) is type(one) and value == one for one in self._values)
+
     def _checked(self, value: Any) -> Any:
-        if value is None or any(type(value) is type(one) and value == one for one in self._values):
+        if self.allows(value):
             return value
         raise ValueError(self._otherwise)
+
+
+class Members:
+    """Of a member that is not supported: null, or an object of which each member asks for nothing."""
+
+    def __init__(self, **neutral: tuple[Any, ...]) -> None:
+        self._neutral = {name: Only(*values) for name, values in neutral.items()}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Any JSON, checked."""
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """An object."""
+        del schema, handler
+        return {"type": ["object", "null"]}
+
+    def _checked(self, value: Any) -> Any:
+        if value is None:
+            return value
+        if not isinstance(value, dict):
+            raise ValueError(UNSUPPORTED)  # noqa: TRY004 - pydantic tells on a ValueError
+        for name, member in value.items():
+            known = self._neutral.get(name)
+            if known is None or not known.allows(member):
+                raise ValueError(f"{name} {UNSUPPORTED}")
+        return value
 
 
 def _conversation(value: Any) -> Any:
@@ -121,9 +152,9 @@ class ResponsesBody(OpenAIBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     truncation: Annotated[Any, Only("auto", otherwise=TRUNCATED)] = None
     include: Annotated[Any, Only([])] = None
-    text: Annotated[Any, Only({}, {"format": {"type": "text"}})] = None
-    reasoning: Annotated[Any, Only({}, {"effort": "none"})] = None
-    stream_options: Annotated[Any, Only({}, {"include_obfuscation": False})] = None
+    text: Annotated[Any, Members(format=({"type": "text"},), verbosity=("medium",))] = None
+    reasoning: Annotated[Any, Members(effort=("none",), summary=(), generate_summary=())] = None
+    stream_options: Annotated[Any, Members(include_obfuscation=(False,))] = None
     context_management: Annotated[Any, Only([])] = None
     max_tool_calls: Nothing = None
     prompt: Nothing = None

@@ -23,14 +23,6 @@ def shown(model: Model) -> dict[str, object]:
     return {"id": model.name, "object": "model", "created": CREATED_S, "owned_by": OWNER}
 
 
-def named(models: tuple[Model, ...], name: str) -> Model:
-    """The model with exactly this name. Raises `Problem` 404."""
-    for model in models:
-        if model.name == name:
-            return model
-    raise _not_found(models, name)
-
-
 def served(models: tuple[Model, ...], name: str) -> Model:
     """The model that answers to this name, `auto` included. Raises `Problem` 404, as OpenAI does."""
     model = find(models, name)

@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from api.accounts import Caller
 from api.bodies import read
-from api.context import Service, TheCaller, TheService, TheTrail, answer, own_reply
+from api.context import Service, TheCaller, TheIdempotencyKey, TheService, TheTrail, answer, own_reply
 from api.formats.ai_sdk import HEADERS, RESETS_SINCE, VERSION_HEADER, AiSdkWriter
 from api.formats.ai_sdk_bodies import AiSdkBody, again, asked, named_reply, reply_to_newest
-from api.formats.exchange import Exchange, TheIdempotencyKey, resume, send, streamed
+from api.formats.exchange import Exchange, resume, send, streamed
 from api.openapi import FOREIGN_STREAM, body_of, problems
 from api.problems import Problem, bad_request, not_found
 from api.sending import Request as Submission

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.bodies import read
-from api.context import Service, TheCaller, TheService, TheTrail, Trail, own_reply
+from api.context import Service, TheCaller, TheIdempotencyKey, TheService, TheTrail, Trail, own_reply
 from api.formats.anthropic import AnthropicWriter, ended_message
 from api.formats.anthropic_bodies import AnthropicBody, sent
 from api.formats.errors import ANTHROPIC_REQUEST_ID, anthropic_error
@@ -16,7 +16,6 @@ from api.formats.exchange import (
     CONVERSATION_HEADER,
     REPLY_HEADER,
     Exchange,
-    TheIdempotencyKey,
     finished,
     resume,
     send,

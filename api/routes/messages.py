@@ -1,18 +1,29 @@
 """Messages: send, read, follow, cancel, regenerate."""
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.accounts import Caller
-from api.bodies import RegenerateBody, SendBody, read
-from api.context import Service, TheCaller, TheFollower, TheService, TheTrail, Trail, answer, own, own_reply
+from api.bodies import Generation, RegenerateBody, SendBody, read
+from api.context import (
+    Service,
+    TheCaller,
+    TheFollower,
+    TheIdempotencyKey,
+    TheService,
+    TheTrail,
+    Trail,
+    answer,
+    own,
+    own_reply,
+)
 from api.following import cursor_of, events_url
 from api.messages import queued_reply, sent_message
 from api.openapi import STREAM, body_of, problems
-from api.problems import Problem
+from api.problems import Problem, bad_request
 from api.sending import Request as Submission
 from api.sending import Sent
 from api.shapes import MessageView, SentView
@@ -23,6 +34,7 @@ from schemas.values import TERMINAL
 
 router = APIRouter(prefix="/v1/messages", tags=["messages"])
 
+G = TypeVar("G", bound=Generation)
 Accept = Annotated[str | None, Header(description="`text/event-stream`: the answer is the reply's own stream.")]
 
 
@@ -38,13 +50,18 @@ Accept = Annotated[str | None, Header(description="`text/event-stream`: the answ
     },
 )
 async def send(
-    request: Request, the: TheService, caller: TheCaller, trail: TheTrail, accept: Accept = None
+    request: Request,
+    the: TheService,
+    caller: TheCaller,
+    trail: TheTrail,
+    key: TheIdempotencyKey,
+    accept: Accept = None,
 ) -> Response:
     """Accepted when Kafka has acknowledged it. A repeated send (`client_message_id`) answers 200 with the same ids.
 
     With `Accept: text/event-stream` the answer is the stream of the reply from its first event (200).
     """
-    body = await read(request, SendBody)
+    body = _keyed(await read(request, SendBody), key)
     return await _submit(the, caller, trail, the.sender.submission(caller, body), _wants_stream(accept))
 
 
@@ -125,13 +142,23 @@ async def regenerate(
     the: TheService,
     caller: TheCaller,
     trail: TheTrail,
+    key: TheIdempotencyKey,
     accept: Accept = None,
 ) -> Response:
     """Another reply to the same message, as a sibling of this one."""
     regenerated = own_reply(the, caller, message_id)
-    body = await read(request, RegenerateBody, may_be_empty=True)
+    body = _keyed(await read(request, RegenerateBody, may_be_empty=True), key)
     event = the.sender.regeneration(caller, regenerated, body)
     return await _submit(the, caller, trail, event, _wants_stream(accept))
+
+
+def _keyed(body: G, key: str | None) -> G:
+    """The body, with the client's id from the header where it has none. Raises `Problem` 400 where they differ."""
+    if key is None or body.client_message_id == key:
+        return body
+    if body.client_message_id is not None:
+        raise bad_request([("Idempotency-Key", "is another id than client_message_id; give one of them")])
+    return body.model_copy(update={"client_message_id": key})
 
 
 async def _submit(the: Service, caller: Caller, trail: Trail, event: Submission, stream: bool) -> Response:

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from api.context import TheCaller, TheService
-from api.formats.openai_models import listed, named, shown
+from api.formats.openai_models import listed, served, shown
 from api.openapi import JSON_OBJECT, foreign_problems
 from api.routes import openai_chat, openai_responses
 from api.routes.openai_answers import told
@@ -36,7 +36,7 @@ async def models(the: TheService, caller: TheCaller) -> Response:  # noqa: ARG00
 )
 async def model_(model: str, the: TheService, caller: TheCaller) -> Response:  # noqa: ARG001 - as above
     """By its exact name."""
-    return told(shown(named(the.models, model)))
+    return told(shown(served(the.models, model)))
 
 
 for part in (openai_responses.router, openai_chat.router, _models):

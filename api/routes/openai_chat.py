@@ -7,11 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.bodies import read
-from api.context import Service, TheCaller, TheService, TheTrail, own
+from api.context import Service, TheCaller, TheIdempotencyKey, TheService, TheTrail, own
 from api.formats.exchange import (
     CONVERSATION_HEADER,
     Exchange,
-    TheIdempotencyKey,
     finished,
     headers_of,
     resume,
@@ -80,7 +79,7 @@ async def get(
     include_usage: Annotated[bool, Query(description="The stream ends with the usage.")] = False,
 ) -> Response:
     """Waits for the end like the call that made it, and so gives back what a lost connection would have given."""
-    reply = own(the, caller, completion_id, "chat completion", "rep")
+    reply = own(the, caller, completion_id, "message", "rep")
     if include_usage and not stream:
         raise bad_request([("include_usage", "needs stream=true")])
     exchange = await resume(the, caller, reply)
@@ -100,7 +99,7 @@ async def get(
 )
 async def delete(completion_id: str, the: TheService, caller: TheCaller, trail: TheTrail) -> Response:
     """Deletes the conversation of a completion that is its only one; otherwise 409."""
-    reply = own(the, caller, completion_id, "chat completion", "rep")
+    reply = own(the, caller, completion_id, "message", "rep")
     await delete_alone(the, caller, trail, reply)
     return told({"id": reply.id, "object": "chat.completion.deleted", "deleted": True})
 

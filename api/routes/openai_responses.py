@@ -9,12 +9,11 @@ from starlette.responses import Response
 
 from api.accounts import Caller
 from api.bodies import read
-from api.context import Service, TheCaller, TheService, TheTrail, own
+from api.context import Service, TheCaller, TheIdempotencyKey, TheService, TheTrail, Trail, own
 from api.following import CURSOR_DIGITS_MAX
 from api.formats.exchange import (
     Exchange,
     Facts,
-    TheIdempotencyKey,
     ended_frames,
     facts_of,
     followed,
@@ -60,6 +59,15 @@ async def create(
 ) -> Response:
     """Waits for the end, unless `background` or `stream` is true. A disconnect never cancels."""
     body = await read(request, ResponsesBody)
+    try:
+        return await _created(the, caller, trail, body, key)
+    except Problem as problem:
+        if problem.code != "not_found" or body.previous_response_id is None:
+            raise
+        raise _no_previous(body.previous_response_id) from problem  # its conversation was deleted
+
+
+async def _created(the: Service, caller: Caller, trail: Trail, body: ResponsesBody, key: str | None) -> Response:
     model = served(the.models, body.model or "auto")
     event = the.sender.submission(caller, *responses_send(body, key, model, _previous(the, caller, body)))
     reply = Parsed(kind="rep", id=event.reply_id, conversation_id=event.conversation_id)
@@ -94,7 +102,7 @@ async def get(
     include_obfuscation: Annotated[bool, Query(description="Only false: nothing is padded.")] = False,
 ) -> Response:
     """With `stream`, every event above `starting_after`, once, in order; without it, from the first."""
-    reply = own(the, caller, response_id, "response", "rep")
+    reply = own(the, caller, response_id, "message", "rep")
     if include_obfuscation:
         raise bad_request([("include_obfuscation", "is not supported; leave it out")])
     after = _after(starting_after, stream)
@@ -115,7 +123,7 @@ async def get(
 )
 async def cancel(response_id: str, the: TheService, caller: TheCaller, trail: TheTrail) -> Response:
     """Idempotent. The response keeps the text that it has."""
-    reply = own(the, caller, response_id, "response", "rep")
+    reply = own(the, caller, response_id, "message", "rep")
     try:
         facts, events = await _current(the, caller, reply)
     except Problem as problem:
@@ -140,7 +148,7 @@ async def cancel(response_id: str, the: TheService, caller: TheCaller, trail: Th
 )
 async def delete(response_id: str, the: TheService, caller: TheCaller, trail: TheTrail) -> Response:
     """Deletes the conversation of a response that is its only one; otherwise 409."""
-    reply = own(the, caller, response_id, "response", "rep")
+    reply = own(the, caller, response_id, "message", "rep")
     await delete_alone(the, caller, trail, reply)
     return told({"id": reply.id, "object": "response", "deleted": True})
 
@@ -163,7 +171,7 @@ async def items(
     after: Annotated[str | None, Query(max_length=200, description="The id of the item before.")] = None,
 ) -> Response:
     """The user's message, and the history that came with it."""
-    reply = own(the, caller, response_id, "response", "rep")
+    reply = own(the, caller, response_id, "message", "rep")
     found = input_items(*await held(the, caller, reply))
     page = listed(found, limit=limit, order=order, after=after)
     if page is None:
@@ -179,10 +187,14 @@ def _previous(the: Service, caller: Caller, body: ResponsesBody) -> Parsed | Non
         raise bad_request([("previous_response_id", "cannot be given together with conversation")])
     parsed = the.ids.parse(caller.account_id, text)
     if parsed is None or parsed.kind != "rep":
-        detail = f"There is no response {text[:100]!r}."
-        errors = [FieldError(field="previous_response_id", reason=detail)]
-        raise Problem(404, "previous_response_not_found", "Not found", detail, errors=errors)
+        raise _no_previous(text)
     return parsed
+
+
+def _no_previous(text: str) -> Problem:
+    detail = f"There is no response {text[:100]!r}."
+    errors = [FieldError(field="previous_response_id", reason=detail)]
+    return Problem(404, "previous_response_not_found", "Not found", detail, errors=errors)
 
 
 def _after(text: str | None, stream: bool) -> int:

@@ -207,7 +207,6 @@ async def test_a_key_makes_it_idempotent(world: World, api: Process) -> None:
         ({"max_tokens": 4097}, "max_tokens: this model gives at most 4096"),
         ({"max_tokens": 0}, "max_tokens: "),
         ({"temperature": 1.01}, "temperature: "),
-        ({"model": "claude-opus-4-5"}, "model: is not served; served are: auto, smollm2-135m-instruct"),
         ({"metadata": {"user": "x"}}, "metadata.user: is not known; known are"),
         ({"metadata": {"user_id": "x" * (METADATA_VALUE_CHARS_MAX + 1)}}, "metadata.user_id: "),
         ({"messages": []}, "messages: "),
@@ -217,6 +216,19 @@ async def test_a_key_makes_it_idempotent(world: World, api: Process) -> None:
 )
 async def test_what_is_not_served_is_refused_by_name(api: Process, members: dict[str, Any], told: str) -> None:
     assert told in await refused(api, body(**members))
+
+
+async def test_a_model_that_is_not_served_is_not_found(api: Process) -> None:
+    answer = await api.call("POST", "/anthropic/v1/messages", body=body(model="claude-opus-4-5"))
+    assert (answer.status, answer.json["error"]["type"]) == (404, "not_found_error")
+    assert answer.json["error"]["message"].endswith("is not served; served are auto, smollm2-135m-instruct.")
+
+
+async def test_a_base_url_without_the_prefix_is_told(api: Process) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    answer = await api.call("POST", "/v1/messages", body=body(), headers=version)
+    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+    assert "/anthropic" in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize(

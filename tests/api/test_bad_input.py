@@ -273,7 +273,7 @@ async def test_no_call_that_follows_or_breaks_the_document_breaks_the_service(wo
     [
         ("/v1/messages/{reply}/events?afer=3", "afer: is not known here; known are after, ticket"),
         ("/v1/conversations?page=2&limit=3", "page: is not known here; known are cursor, limit"),
-        ("/v1/messages/{reply}?x=", "x: is not known here; known are none"),
+        ("/v1/messages/{reply}?x=", "x: is not known here; nothing is"),
     ],
 )
 async def test_an_unknown_query_parameter_is_refused_by_name(world: World, api: Process, path: str, told: str) -> None:

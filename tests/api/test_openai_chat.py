@@ -269,13 +269,19 @@ async def test_others_find_nothing(world: World, api: Process) -> None:
             assert error_of(await api.call(method, f"{CHAT}/{path}", key=key), 404)["code"] == "not_found"
 
 
+async def test_a_base_url_without_the_prefix_is_told(api: Process) -> None:
+    error = error_of(await api.call("POST", "/v1/chat/completions", body={"model": "auto"}), 404)
+    assert "/openai/v1" in error["message"]
+
+
 async def test_the_models_are_listed_and_one_is_read_by_its_name(api: Process) -> None:
     listed = (await api.call("GET", MODELS)).json
     assert listed["object"] == "list"
     models = [Model.model_validate(one, strict=True) for one in listed["data"]]
     assert [(one.id, one.owned_by) for one in models] == [(NAME, "turnlog")]
     assert (await api.call("GET", f"{MODELS}/{NAME}")).json == listed["data"][0]
-    for name in ("gpt-6", "auto", "some/other"):
+    assert (await api.call("GET", f"{MODELS}/auto")).json == listed["data"][0]
+    for name in ("gpt-6", "some/other"):
         error = error_of(await api.call("GET", f"{MODELS}/{name}"), 404)
         assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert (await refused(api, CHAT, request(model="gpt-6"), 404))["code"] == "model_not_found"

@@ -26,6 +26,22 @@ async def test_the_answer_names_what_is_in_the_log(world: World, api: Process) -
     assert sent["reply"]["status"] == "queued"
 
 
+async def test_the_header_idempotency_key_is_the_client_message_id(world: World, api: Process) -> None:
+    key = {"Idempotency-Key": "one"}
+    sent = (await api.call("POST", "/v1/messages", body={"content": "hello"}, headers=key)).json
+    assert sent["message"]["client_message_id"] == "one"
+    again = await api.call("POST", "/v1/messages", body={"content": "hello", "client_message_id": "one"}, headers=key)
+    assert (again.status, again.json["reply"]["id"]) == (200, sent["reply"]["id"])
+    both = await api.call("POST", "/v1/messages", body={"content": "hello", "client_message_id": "two"}, headers=key)
+    assert (both.status, both.json["errors"][0]["field"]) == (400, "Idempotency-Key")
+    world.whole(sent, "a")
+    path = f"/v1/messages/{sent['reply']['id']}/regenerate"
+    ids = {(await api.call("POST", path, headers={"Idempotency-Key": "r"})).json["reply"]["id"] for _ in range(2)}
+    assert len(ids) == 1
+    long = await api.call("POST", "/v1/messages", body={"content": "x"}, headers={"Idempotency-Key": "k" * 129})
+    assert long.status == 400
+
+
 async def test_fifty_sends_at_once_with_one_id_are_one_message_also_when_redis_is_flushed(world: World) -> None:
     processes = [world.process(), world.process()]
     body = {"client_message_id": "same", "content": "hello"}
