@@ -21,12 +21,16 @@ from api.pages import Place as PagePlace
 from api.problems import Problem, not_found, unavailable
 from api.sending import Appender
 from api.shapes import ConversationItem, ConversationView, MessageView, timestamp
+from api.sharing import Shared
 from api.stores import ConversationHead, HotConversation, HotStore, StoreDown, Views
 from schemas.conversation import Conversation, Message, branch, fold, open_replies
 from schemas.events import BranchChosen, CancellationRequested, ConversationDeleted, ConversationRenamed, Event
 from schemas.ids import Identities, Parsed
 
 log = structlog.get_logger()
+
+LOADS_AT_ONCE = 8
+"""Conversations read at a time for those who open streams: half of the connections to each store."""
 
 _DELETED = Conversation(id="", account_id="", created_at_ms=0, updated_at_ms=0, deleted=True)
 _NOTHING = HotConversation(deleted=False, events=())
@@ -49,11 +53,14 @@ class Conversations:
         self._hot = hot
         self._views = views
         self._now_ms = now_ms
+        self._loads: Shared[Conversation | None] = Shared(LOADS_AT_ONCE)
 
     async def load(self, caller: Caller, conversation_id: str) -> Conversation:
         """The conversation. Raises `Problem` 404 or 503."""
         try:
-            conversation = await self._folded(caller.account_id, conversation_id)
+            conversation = await self._loads.ask(
+                (caller.account_id, conversation_id), lambda: self._folded(caller.account_id, conversation_id)
+            )
         except StoreDown as down:
             raise views_away() from down
         if conversation is None or conversation.deleted:

@@ -29,6 +29,8 @@ from schemas.codec import Envelope, hot_decode, hot_encode
 from schemas.events import Event
 
 CONNECTIONS_MAX = 16
+LINE_S = 10.0
+"""So long a call waits for a free connection: a burst is slow and not told that Redis is down."""
 TIMEOUT_S = 2.0
 CLAIM_S = 24 * 3600
 HOT_S = 120
@@ -49,7 +51,7 @@ class RedisStore:
         pool = redis.BlockingConnectionPool.from_url(
             url,
             max_connections=CONNECTIONS_MAX,
-            timeout=TIMEOUT_S,
+            timeout=LINE_S,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             retry=Retry(NoBackoff(), 1),

@@ -44,6 +44,7 @@ def up_detached(settings: StackSettings, flags: list[str], *, json_lines: bool) 
         "--streams": settings.streams,
     }
     words = [word for option, value in options.items() for word in (option, str(value))]
+    log.touch(mode=0o600)  # the demo account's key is in it
     with log.open("ab") as output:
         start = output.tell()
         child = subprocess.Popen(

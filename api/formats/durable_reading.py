@@ -127,7 +127,7 @@ def slice_answer(stream_id: str, found: Slice, if_none_match: str | None, cursor
     if cursor is not None and not found.closed:
         said["Stream-Cursor"] = cursor
     held = [one.strip().removeprefix("W/") for one in (if_none_match or "").split(",")]
-    if tag in held:
+    if tag in held or "*" in held:
         return Response(status_code=304, headers=said)
     return Response(durable.body(found.frames), headers=said, media_type="application/json")
 

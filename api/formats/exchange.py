@@ -3,8 +3,10 @@
 The same events, streams, limits and bills as behind the native API; a reply's id is its id in every format.
 """
 
+import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -24,6 +26,10 @@ from schemas.ids import Parsed
 from schemas.models import Model, find
 from schemas.stream import frame
 
+T = TypeVar("T")
+
+FRAMES_AT_ONCE = 500
+"""Read in one go by the event loop: a few milliseconds."""
 CONVERSATION_HEADER = "x-conversation-id"
 REPLY_HEADER = "x-reply-id"
 
@@ -130,11 +136,21 @@ async def resume(the: Service, caller: Caller, reply: Parsed) -> Exchange:
     return Exchange(facts=known, begun=begun)
 
 
-def streamed(the: Service, exchange: Exchange, writer: Writer, headers: Mapping[str, str] | None = None) -> Response:
+async def streamed(
+    the: Service, exchange: Exchange, writer: Writer, headers: Mapping[str, str] | None = None
+) -> Response:
     """The stream in a format, from its beginning, as far as it counts."""
+    return followed(the, exchange, writer, await aside(exchange, lambda: _beginning(exchange, writer)), headers)
+
+
+def _beginning(exchange: Exchange, writer: Writer) -> bytes:
     frames, _ = current_attempt(exchange.begun.frames)
-    first = writer.begin() + written(writer, frames)
-    return followed(the, exchange, writer, first, headers)
+    return writer.begin() + written(writer, frames)
+
+
+async def aside(exchange: Exchange, work: Callable[[], T]) -> T:
+    """What is made of all frames of a reply; of many, on a thread, so that nobody else's stream waits for it."""
+    return await asyncio.to_thread(work) if len(exchange.begun.frames) > FRAMES_AT_ONCE else work()
 
 
 def followed(

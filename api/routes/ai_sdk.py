@@ -59,7 +59,7 @@ async def post(
     body = await read(request, AiSdkBody)
     event = await _event(the, caller, body, idempotency_key)
     _, exchange = await send(the, caller, trail, event)
-    return _streamed(the, exchange, resets=resets)
+    return await _streamed(the, exchange, resets=resets)
 
 
 @router.get(
@@ -87,11 +87,11 @@ async def reconnect(
         reply = own_reply(the, caller, message_id)
         if reply.conversation_id != the.ids.named_conversation(caller.account_id, chat_id):
             raise not_found("message")
-        return _streamed(the, await resume(the, caller, reply), resets=resets)
+        return await _streamed(the, await resume(the, caller, reply), resets=resets)
     running = await _running(the, caller, chat_id)
     if running is None:
         return Response(status_code=204)
-    return _streamed(the, await resume(the, caller, own_reply(the, caller, running.id)), resets=resets)
+    return await _streamed(the, await resume(the, caller, own_reply(the, caller, running.id)), resets=resets)
 
 
 @router.post(
@@ -144,8 +144,8 @@ async def _chat(the: Service, caller: Caller, chat_id: str) -> Conversation | No
         return None
 
 
-def _streamed(the: Service, exchange: Exchange, *, resets: bool) -> Response:
-    return streamed(the, exchange, AiSdkWriter(exchange.facts, resets=resets), HEADERS)
+async def _streamed(the: Service, exchange: Exchange, *, resets: bool) -> Response:
+    return await streamed(the, exchange, AiSdkWriter(exchange.facts, resets=resets), HEADERS)
 
 
 def _takes_resets(version: str | None) -> bool:

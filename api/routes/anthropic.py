@@ -143,7 +143,7 @@ async def model(
 async def _answered(the: Service, trail: Trail, exchange: Exchange, *, stream: bool) -> Response:
     if stream:
         named = {ANTHROPIC_REQUEST_ID: trail.request_id}
-        return streamed(the, exchange, AnthropicWriter(exchange.facts), named)
+        return await streamed(the, exchange, AnthropicWriter(exchange.facts), named)
     ended = ended_message(exchange.facts, await finished(the, exchange))
     named = {CONVERSATION_HEADER: exchange.facts.conversation_id, REPLY_HEADER: exchange.facts.reply_id}
     if isinstance(ended, dict):

@@ -59,7 +59,7 @@ async def create(
     if not body.stream:
         return await _completed(the, exchange)
     include_usage = body.stream_options is not None and body.stream_options.include_usage is True
-    return streamed(the, exchange, ChatWriter(exchange.facts, include_usage=include_usage))
+    return await streamed(the, exchange, ChatWriter(exchange.facts, include_usage=include_usage))
 
 
 @router.get(
@@ -84,7 +84,7 @@ async def get(
         raise bad_request([("include_usage", "needs stream=true")])
     exchange = await resume(the, caller, reply)
     if stream:
-        return streamed(the, exchange, ChatWriter(exchange.facts, include_usage=include_usage))
+        return await streamed(the, exchange, ChatWriter(exchange.facts, include_usage=include_usage))
     return await _completed(the, exchange)
 
 

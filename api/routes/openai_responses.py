@@ -14,6 +14,7 @@ from api.following import CURSOR_DIGITS_MAX
 from api.formats.exchange import (
     Exchange,
     Facts,
+    aside,
     ended_frames,
     facts_of,
     followed,
@@ -79,7 +80,7 @@ async def _created(the: Service, caller: Caller, trail: Trail, body: ResponsesBo
         return told(response(facts, Told()), facts)
     _, exchange = await send(the, caller, trail, event)
     if body.stream:
-        return _streamed(the, exchange, after=-1)
+        return await _streamed(the, exchange, after=-1)
     frames = await ended_frames(the, exchange)
     return told(response(exchange.facts, Told(map(parse_frame, frames))), exchange.facts)
 
@@ -106,7 +107,9 @@ async def get(
     if include_obfuscation:
         raise bad_request([("include_obfuscation", "is not supported; leave it out")])
     after = _after(starting_after, stream)
-    return _streamed(the, await resume(the, caller, reply), after) if stream else await _now(the, caller, reply)
+    if stream:
+        return await _streamed(the, await resume(the, caller, reply), after)
+    return await _now(the, caller, reply)
 
 
 @router.post(
@@ -207,8 +210,11 @@ def _after(text: str | None, stream: bool) -> int:
     return int(text)
 
 
-def _streamed(the: Service, exchange: Exchange, after: int) -> Response:
-    made = begun(exchange.facts, exchange.begun.frames, stored=exchange.begun.stored, after=after)
+async def _streamed(the: Service, exchange: Exchange, after: int) -> Response:
+    made = await aside(
+        exchange,
+        lambda: begun(exchange.facts, exchange.begun.frames, stored=exchange.begun.stored, after=after),
+    )
     if isinstance(made, Unserved):
         exchange.begun.reader.close()
         if exchange.begun.unread:
