@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 import structlog
 
 from api.feed_events import FeedEvent, feed_event
+from api.sharing import Shared
 from api.stores import OwnConversation, Placed, StoreDown, Views
 
 log = structlog.get_logger()
@@ -28,6 +29,8 @@ LIVE_MAX = 256
 """Events that a feed keeps for a client that is slow."""
 CONVERSATIONS_MAX = 200
 """Of one question."""
+LOADS_AT_ONCE = 4
+"""Conversations loaded at a time; feeds of one that load at once share it."""
 RETRY_S = 1.0
 """Between two tries to load a conversation."""
 
@@ -35,11 +38,10 @@ RETRY_S = 1.0
 class Feed:
     """One reader's feed; a `Source`. See the rules of this module."""
 
-    def __init__(self, feeds: "Feeds", views: Views, conversation: OwnConversation, cursor: int) -> None:
+    def __init__(self, feeds: "Feeds", conversation: OwnConversation, cursor: int) -> None:
         self.conversation = conversation
         self.cursor = cursor
         self._feeds = feeds
-        self._views = views
         self._known: set[str] = set()
         self._loaded_to = 0
         self._loaded: deque[FeedEvent] = deque()
@@ -79,9 +81,7 @@ class Feed:
         """Read what there is. Raises `StoreDown`; then it is tried again by `next`."""
         self._again = False  # from here on the follower's events are kept
         try:
-            progress = await self._views.progress()
-            ranges = {number: (self._loaded_to, reached) for number, reached in progress.items()}
-            placed = await self._views.events_between([self.conversation], ranges)
+            placed = await self._feeds.load(self.conversation, self._loaded_to)
         except StoreDown:
             self.look_again()
             raise
@@ -146,10 +146,11 @@ class Feeds:
         self._reached: dict[int, int] = {}
         self._following: asyncio.Task[None] | None = None
         self._beginning = asyncio.Lock()
+        self._loads: Shared[tuple[Placed, ...]] = Shared(LOADS_AT_ONCE)
 
     async def open(self, conversation: OwnConversation, cursor: int) -> Feed:
         """A feed after a cursor, with what there is. Raises `StoreDown`."""
-        feed = Feed(self, self._views, conversation, cursor)
+        feed = Feed(self, conversation, cursor)
         self._feeds.setdefault(conversation, set()).add(feed)
         try:
             async with self._beginning:
@@ -162,6 +163,15 @@ class Feeds:
             feed.close()
             raise
         return feed
+
+    async def load(self, conversation: OwnConversation, first: int) -> tuple[Placed, ...]:
+        """The conversation's events from an offset on, as far as the views are. Raises `StoreDown`."""
+        return await self._loads.ask((conversation, first), lambda: self._load(conversation, first))
+
+    async def _load(self, conversation: OwnConversation, first: int) -> tuple[Placed, ...]:
+        progress = await self._views.progress()
+        ranges = {number: (first, reached) for number, reached in progress.items()}
+        return await self._views.events_between([conversation], ranges)
 
     def leave(self, feed: Feed) -> None:
         """A feed is over; after the last one nobody asks any more."""

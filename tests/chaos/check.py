@@ -101,11 +101,15 @@ def _check_reply(report: Report, asked: Asked, reads: list[Read], message: dict[
 
 
 def streamed(reads: list[Read]) -> dict[int, bytes]:
-    """The stream by offset, of those who followed it; a read with a jump was served from the stored reply."""
+    """The stream by offset, of those who followed it.
+
+    A read with a jump was served from the stored reply; one of `started` alone may have been, and then its attempt is
+    the last one.
+    """
     frames: dict[int, bytes] = {}
     for read in reads:
         offsets = [parsed(data)[0] for data in read.frames]
-        if offsets == list(range(read.after + 1, read.after + 1 + len(offsets))):
+        if offsets != [1] and offsets == list(range(read.after + 1, read.after + 1 + len(offsets))):
             for offset, data in zip(offsets, read.frames, strict=True):
                 if not (offset == 1 and frames.get(1) and isinstance(parsed(data)[1], Started)):
                     frames.setdefault(offset, data)
