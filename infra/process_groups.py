@@ -33,9 +33,14 @@ async def exit_code(process: subprocess.Popen[bytes]) -> int:
     """Wait for a child without a thread; returns within milliseconds of its end."""
     if not hasattr(os, "pidfd_open"):
         return await asyncio.to_thread(process.wait)
+    if process.returncode is not None:
+        return process.returncode  # somebody else has waited for it; its pid may be another's by now
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
-    descriptor = os.pidfd_open(process.pid)
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return process.wait()
     try:
         loop.add_reader(descriptor, _resolve, ended)
         await ended

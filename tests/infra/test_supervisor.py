@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from infra.errors import PartFailed
 from infra.guard import Guard
 from infra.parts import Health, Part, PartReport, Stage
 from infra.probes import status_file
+from infra.process_groups import exit_code
 from infra.supervisor import Supervisor
 
 SLEEPER = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); signal.pause()"
@@ -145,6 +147,12 @@ async def test_a_part_that_ignores_sigterm_is_killed_after_its_grace(bench: Benc
     await eventually(lambda: (bench.folder / "stubborn.log").read_text() != "")
     await bench.supervisor.stop()
     assert not psutil.pid_exists(pid)
+
+
+async def test_a_child_that_somebody_else_waited_for_has_its_exit_code_for_all() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])  # noqa: ASYNC220 - starts at once
+    assert await asyncio.gather(exit_code(child), exit_code(child)) == [3, 3]
+    assert await exit_code(child) == 3
 
 
 async def test_the_children_of_a_part_go_with_it(bench: Bench) -> None:
