@@ -20,6 +20,7 @@ from api.problems import DO_NOT_RETRY, Problem, not_found
 from api.replay import stored_events
 from api.sending import Request, Sent
 from api.stores import Live
+from api.submitting import reply_of, submit_followed
 from schemas.conversation import Conversation, Message
 from schemas.events import MessageSubmitted
 from schemas.ids import Parsed
@@ -69,32 +70,27 @@ def facts_of(request: Request, models: tuple[Model, ...], previous_id: str | Non
 
 async def send(the: Service, caller: Caller, trail: Trail, event: Request) -> tuple[Sent, Exchange]:
     """Send, and follow the reply from its beginning. Raises `Problem` as `Sender.submit` does, and 503."""
-    reply = Parsed(kind="rep", id=event.reply_id, conversation_id=event.conversation_id)
-    reader = the.streams.reader(caller, reply, 0)
-    reader.follow()  # while the message is on its way, so that it costs no time
-    try:
-        sent = await the.sender.submit(caller, event, trail.traceparent)
-    except BaseException:
-        reader.close()
-        raise
+    sent, reader = await submit_followed(the, caller, trail, event)
     parent_id = event.parent_id if isinstance(event, MessageSubmitted) else None
     previous_id = parent_id if parent_id and parent_id.startswith("rep_") else None
     known = facts_of(sent.event, the.models, previous_id)
     begun = Begun(reader)
     if sent.repeated:
-        reader.close()
+        reply = reply_of(event)
         begun = await the.streams.whole(caller, reply)
-        with contextlib.suppress(
-            Problem
-        ):  # where it cannot be read now, this request's own time stands for the first's
+        # Where it cannot be read now, this request's own time stands for the first's.
+        with contextlib.suppress(Problem):
             known = await facts(the, caller, reply)
     return sent, Exchange(facts=known, begun=begun)
 
 
 async def facts(the: Service, caller: Caller, reply: Parsed) -> Facts:
     """The facts of a reply of the caller's. Raises `Problem` 404 or 503."""
-    conversation, message = await held(the, caller, reply)
-    return facts_of(message.request, the.models, previous_reply(conversation, message))
+    return _facts_in(the, *await held(the, caller, reply))
+
+
+def _facts_in(the: Service, conversation: Conversation, reply: Message) -> Facts:
+    return facts_of(reply.request, the.models, previous_reply(conversation, reply))
 
 
 async def held(the: Service, caller: Caller, reply: Parsed) -> tuple[Conversation, Message]:
@@ -127,7 +123,7 @@ def previous_reply(conversation: Conversation, reply: Message) -> str | None:
 async def resume(the: Service, caller: Caller, reply: Parsed) -> Exchange:
     """The facts and the whole stream of a reply. Raises `Problem` 404, 410 or 503."""
     conversation, message = await held(the, caller, reply)
-    known = facts_of(message.request, the.models, previous_reply(conversation, message))
+    known = _facts_in(the, conversation, message)
     begun = await the.streams.whole(caller, reply)
     if begun.cut and message.stored is not None:
         frames = tuple(frame(offset, event) for offset, event in stored_events(message.stored))

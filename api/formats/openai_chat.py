@@ -20,6 +20,7 @@ from api.formats.exchange import Facts
 from api.formats.format import RESTARTED, UNFINISHED, event_frame
 from api.messages import Running
 from api.problems import DO_NOT_RETRY, Problem
+from api.reading import HEARTBEAT
 from schemas.stream import AnyStreamEvent, Delta, Ended, Reset
 from schemas.values import EndStatus, Failure, Usage
 
@@ -72,7 +73,7 @@ class ChatWriter:
 
     def beat(self) -> bytes:
         """A comment line, which the clients skip."""
-        return b": hb\n"
+        return HEARTBEAT
 
     def broken(self) -> bytes:
         """The error without which a client would take the text for whole."""

@@ -30,6 +30,7 @@ import msgspec
 from api.formats.exchange import Facts
 from api.formats.format import RESTARTED, UNFINISHED, event_frame
 from api.formats.openai_response_object import Told, item, item_id, part, response
+from api.reading import HEARTBEAT
 from schemas.stream import AnyStreamEvent, Delta, Ended, Reset, Started, parse_frame
 
 OPENED = 3
@@ -90,7 +91,7 @@ class ResponseWriter:
 
     def beat(self) -> bytes:
         """A comment line, which the clients skip."""
-        return b": hb\n"
+        return HEARTBEAT
 
     def broken(self) -> bytes:
         """The error that asks to resume."""

@@ -28,6 +28,7 @@ from api.sending import Request as Submission
 from api.sending import Sent
 from api.shapes import MessageView, SentView
 from api.sse import HEADERS
+from api.submitting import reply_of, submit_followed
 from schemas.events import MessageSubmitted
 from schemas.ids import Parsed
 from schemas.values import TERMINAL
@@ -162,22 +163,13 @@ def _keyed(body: G, key: str | None) -> G:
 
 
 async def _submit(the: Service, caller: Caller, trail: Trail, event: Submission, stream: bool) -> Response:
-    reply = Parsed(kind="rep", id=event.reply_id, conversation_id=event.conversation_id)
-    headers = {"Location": events_url(reply.id)}
+    headers = {"Location": events_url(event.reply_id)}
     if not stream:
         sent = await the.sender.submit(caller, event, trail.traceparent)
         return answer(await _sent_view(the, caller, sent), 200 if sent.repeated else 202)
-    reader = the.streams.reader(caller, reply, 0)
-    # The subscription is made while the message is on its way, so that it costs no time.
-    reader.follow()
-    try:
-        sent = await the.sender.submit(caller, event, trail.traceparent)
-    except BaseException:
-        reader.close()
-        raise
+    sent, reader = await submit_followed(the, caller, trail, event)
     if sent.repeated:
-        reader.close()
-        return await the.streams.answer(caller, reply, 0, headers)
+        return await the.streams.answer(caller, reply_of(event), 0, headers)
     return the.streams.stream(reader, headers=headers)
 
 

@@ -18,6 +18,7 @@ import pytest
 import redis
 from deployment import Deployment
 
+from infra.ports import free_port
 from schemas.events import AccountOpened, KeyIssued
 from schemas.ids import key_hash
 from schemas.stream import Delta, Ended, Started, frame
@@ -27,12 +28,6 @@ from streams.log.steps import Output
 
 KEY = "a key of the tests"
 AUTH = {"Authorization": f"Bearer {KEY}"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def eventually(what: str, condition: Any, within_s: float = 60.0) -> Any:

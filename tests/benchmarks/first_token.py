@@ -18,9 +18,10 @@ from datetime import datetime
 
 from inference_workers.engine import GenerationRequest
 from inference_workers.engines.scripted import ScriptedEngine
+from infra.ports import free_port
 from schemas.values import PromptMessage
 from tests.benchmarks import report, sse_load
-from tests.benchmarks.stack import Stack, free_port, passthrough, running
+from tests.benchmarks.stack import Stack, passthrough, running
 
 CHUNKS = 20
 EVERY_MS = 20.0

@@ -6,8 +6,9 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from infra.ports import free_port
 from tests.benchmarks import sse_load
-from tests.benchmarks.stack import REPOSITORY, Stack, answers, free_port
+from tests.benchmarks.stack import REPOSITORY, Stack, answers
 from tests.node import NODE
 
 PROGRAM = Path(__file__).parent / "peers" / "resumable_stream.mjs"

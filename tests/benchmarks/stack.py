@@ -122,12 +122,3 @@ async def answers(port: int) -> None:
         else:
             writer.close()
             return
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

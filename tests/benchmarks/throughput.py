@@ -13,8 +13,9 @@ from collections.abc import Mapping
 
 import uvloop
 
+from infra.ports import free_port
 from tests.benchmarks import processes, report, sse_load
-from tests.benchmarks.stack import Stack, free_port, passthrough, running
+from tests.benchmarks.stack import Stack, passthrough, running
 
 RAMP_S = 3.0
 SETTLE_S = 3.0

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from infra.clickhouse_server import ClickHouseServer
+from infra.ports import free_port
 from projections.clickhouse.client import ClickHouseUnavailable, Database
-from tests.projections.valkey import free_port
 
 
 class ClickHouse:

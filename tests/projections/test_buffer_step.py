@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from redis import Redis
 from redis.cluster import RedisCluster
 
+from infra.ports import free_port
 from projections.buffer import keys
 from projections.buffer.replies import Limits
 from projections.redis import functions
 from schemas.stream import parse_frame
 from streams.log.steps import Busy
 from tests.projections.logs import TOKENS, Run, arrived, buffer_step, buffered, expected, fresh_namespace
-from tests.projections.valkey import Valkey, free_port
+from tests.projections.valkey import Valkey
 from tests.schemas.histories import ended, histories, interleaved, piece, queued, repeated, started
 
 pytestmark = pytest.mark.servers

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,14 +10,8 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
+from infra.ports import free_port
 from infra.redis_server import binary
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Valkey:
