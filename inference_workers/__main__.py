@@ -8,7 +8,7 @@ import structlog
 import uvloop
 
 from inference_workers.engine import EngineDead, EngineUnavailable
-from inference_workers.registry import make
+from inference_workers.registry import check, make
 from inference_workers.settings import WorkerSettings
 from inference_workers.worker import Exit, Worker
 from schemas.ids import instance_id
@@ -65,4 +65,4 @@ async def _serve(settings: WorkerSettings, process: Process) -> Exit:
 
 
 if __name__ == "__main__":
-    sys.exit(main("worker", WorkerSettings, serve, sys.argv[1:]))
+    sys.exit(main("worker", WorkerSettings, serve, sys.argv[1:], also=check))

@@ -29,6 +29,7 @@ class EngineError(Exception):
     ├── InvalidRequest    the engine does not accept the request: the same one will never work
     │   └── ContextTooLong   prompt and output do not fit the model's context
     ├── EngineOverloaded  no room now: another worker, or later
+    ├── Interrupted       it broke off through no fault of the request: what came is void, another attempt may work
     └── EngineDead        the engine runs no more: nothing on this worker will work
     """
 
@@ -43,6 +44,10 @@ class ContextTooLong(InvalidRequest):
 
 class EngineOverloaded(EngineError):
     """The engine has no room for the request now."""
+
+
+class Interrupted(EngineError):
+    """The generation broke off through no fault of the request; what came so far is void, another attempt may work."""
 
 
 class EngineDead(EngineError):
@@ -70,7 +75,9 @@ class GenerationRequest(Value, frozen=True):
     """The same seed, prompt and sampling give the same text on one engine, where its arithmetic allows."""
     stop: tuple[str, ...] = ()
     cache_salt: str | None = None
-    """Only requests of equal salt share cached prefixes."""
+    """Only requests of equal salt share cached prefixes. A hash: it may leave the house."""
+    priority: float = 0.5
+    """From 0 to 1, the higher the sooner, for engines that order what waits inside of them."""
 
 
 class Chunk(Value, frozen=True):
@@ -104,6 +111,12 @@ class EngineStats(Value, frozen=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    preemptions: int = 0
+    """Times that a running generation lost its KV blocks to others and had to be read again."""
+    step_ms: float | None = None
+    """Duration of the engine's last iteration, where it says."""
+    age_s: float = 0.0
+    """How old these numbers are. Of an engine that has stopped telling them the worker takes no more work."""
 
 
 class Generation(Protocol):

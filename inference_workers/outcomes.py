@@ -11,6 +11,7 @@ from inference_workers.engine import (
     EngineError,
     EngineOverloaded,
     Finish,
+    Interrupted,
     InvalidRequest,
 )
 from schemas.values import EndStatus, Failure
@@ -71,6 +72,8 @@ def broke(error: EngineError) -> Outcome:
             return Ending("refused", Failure(code="invalid_request", detail=str(error)))
         case EngineOverloaded():
             return HandBack("engine_overloaded")
+        case Interrupted():
+            return HandBack("interrupted")
         case EngineDead():
             return HandBack("engine_dead")
         case _:

@@ -1,11 +1,26 @@
-"""The engines by name. Each is imported when it is chosen, so that none needs another's libraries."""
+"""The engines by name: settings, slots and construction. Each is imported when it is made, so that none needs
+another's libraries."""
 
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from inference_workers.engine import Engine
+from inference_workers.engines.llama_cpp_settings import LlamaCppSettings
+from inference_workers.engines.openai_compatible_settings import OpenAiCompatibleSettings
+from inference_workers.engines.settings import EngineSettings
+from inference_workers.engines.simulated_settings import SimulatedEngineSettings
+from inference_workers.engines.tensorrt_llm_settings import TensorRtLlmSettings
 from inference_workers.settings import WorkerSettings
 
-SLOTS_DEFAULT = {"llama_cpp": 4, "scripted": 512, "simulated": 64}
+
+class Offer(NamedTuple):
+    """An engine that a worker can be told to run."""
+
+    settings: type[EngineSettings]
+    slots: int
+    """Where the worker's settings do not say."""
+    make: Callable[[WorkerSettings, Any, int, int], Engine]
+    """From the worker's settings, the engine's, slots and context tokens."""
 
 
 def make(settings: WorkerSettings) -> Engine:
@@ -13,55 +28,66 @@ def make(settings: WorkerSettings) -> Engine:
 
     Raises:
         EngineUnavailable: not on this machine.
+        pydantic.ValidationError: its settings are wrong.
     """
-    return ENGINES[settings.engine](settings)
+    offer = ENGINES[settings.engine]
+    context_tokens = settings.context_tokens or settings.served().context_tokens
+    return offer.make(settings, offer.settings(), settings.slots or offer.slots, context_tokens)
 
 
-def _llama_cpp(settings: WorkerSettings) -> Engine:
+def check(settings: WorkerSettings) -> None:
+    """The engine's settings are good.
+
+    Raises:
+        pydantic.ValidationError: they are not.
+    """
+    ENGINES[settings.engine].settings()
+
+
+def _llama_cpp(worker: WorkerSettings, own: LlamaCppSettings, slots: int, context_tokens: int) -> Engine:
     from inference_workers.engines.llama_cpp import LlamaCppEngine
     from inference_workers.engines.llama_server import LlamaSettings, find_model
 
-    model = settings.served()
     return LlamaCppEngine(
         LlamaSettings(
-            model=model.name,
-            model_path=settings.llama_model_path or find_model(),
-            slots=_slots(settings),
-            context_tokens=settings.context_tokens or model.context_tokens,
-            threads=settings.threads(),
-            prompt_cache_mib=settings.llama_prompt_cache_mib,
-            system_prompt=settings.llama_system_prompt,
+            model=worker.served().name,
+            model_path=own.llama_model_path or find_model(),
+            slots=slots,
+            context_tokens=context_tokens,
+            threads=own.threads(),
+            prompt_cache_mib=own.llama_prompt_cache_mib,
+            system_prompt=own.llama_system_prompt,
         )
     )
 
 
-def _scripted(settings: WorkerSettings) -> Engine:
+def _scripted(worker: WorkerSettings, _: EngineSettings, slots: int, context_tokens: int) -> Engine:
     from inference_workers.engines.scripted import ScriptedEngine
 
-    model = settings.served()
-    return ScriptedEngine(
-        model=model.name,
-        slots=_slots(settings),
-        context_tokens=settings.context_tokens or model.context_tokens,
-    )
+    return ScriptedEngine(model=worker.served().name, slots=slots, context_tokens=context_tokens)
 
 
-def _simulated(settings: WorkerSettings) -> Engine:
+def _simulated(worker: WorkerSettings, own: SimulatedEngineSettings, slots: int, context_tokens: int) -> Engine:
     from inference_workers.engines.clock import RealClock
     from inference_workers.engines.simulated import SimulatedEngine
 
-    model = settings.served()
-    context_tokens = settings.context_tokens or model.context_tokens
-    simulation = settings.simulation(model, _slots(settings), context_tokens)
-    return SimulatedEngine(simulation, RealClock(settings.simulated_speed))
+    return SimulatedEngine(own.simulation(worker.served().name, slots, context_tokens), RealClock(own.simulated_speed))
 
 
-def _slots(settings: WorkerSettings) -> int:
-    return settings.slots or SLOTS_DEFAULT[settings.engine]
+def _tensorrt_llm(worker: WorkerSettings, own: TensorRtLlmSettings, slots: int, context_tokens: int) -> Engine:
+    raise NotImplementedError
 
 
-ENGINES: Mapping[str, Callable[[WorkerSettings], Engine]] = {
-    "llama_cpp": _llama_cpp,
-    "scripted": _scripted,
-    "simulated": _simulated,
+def _openai_compatible(
+    worker: WorkerSettings, own: OpenAiCompatibleSettings, slots: int, context_tokens: int
+) -> Engine:
+    raise NotImplementedError
+
+
+ENGINES: Mapping[str, Offer] = {
+    "llama_cpp": Offer(LlamaCppSettings, 4, _llama_cpp),
+    "openai_compatible": Offer(OpenAiCompatibleSettings, 64, _openai_compatible),
+    "scripted": Offer(EngineSettings, 512, _scripted),
+    "simulated": Offer(SimulatedEngineSettings, 64, _simulated),
+    "tensorrt_llm": Offer(TensorRtLlmSettings, 256, _tensorrt_llm),
 }

@@ -12,8 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from streams.log.process import database_of
 
-Engine = Literal["llama_cpp", "scripted", "simulated"]
-ENGINES_TO_COME = ("openai_compatible", "tensorrt_llm")
+Engine = Literal["llama_cpp", "scripted", "simulated", "openai_compatible", "tensorrt_llm"]
 UNSHOWN = {"secret", "redis_url", "clickhouse_url"}
 """Settings whose value may hold a password."""
 VALUE_CHARS_MAX = 80
@@ -66,13 +65,6 @@ class StackSettings(BaseSettings):
 
     watchdog_s: float = Field(default=60.0, gt=0)
     grace_s: float = Field(default=15.0, gt=0)
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _is_built(cls, value: object) -> object:
-        if value in ENGINES_TO_COME:
-            raise ValueError("it is not built yet; use llama_cpp, scripted or simulated")
-        return value
 
     @field_validator("kafka_bootstrap", "redis_url", "clickhouse_url", mode="before")
     @classmethod

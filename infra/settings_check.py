@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
+from inference_workers.registry import ENGINES
 from inference_workers.settings import WorkerSettings
 from infra.settings import StackSettings, sentences
 from infra.settings_table import SECTIONS
@@ -44,5 +45,7 @@ def told(settings: StackSettings) -> dict[str, Any]:
 
 def kinds(settings: StackSettings) -> list[type[BaseSettings]]:
     """The settings classes of the processes that would run."""
-    left_out = {StackSettings} if settings.workers else {StackSettings, WorkerSettings}
+    chosen = ENGINES[settings.engine].settings if settings.workers else None
+    left_out: set[type[BaseSettings]] = {offer.settings for offer in ENGINES.values() if offer.settings is not chosen}
+    left_out |= {StackSettings} if settings.workers else {StackSettings, WorkerSettings}
     return [kind for _, _, kind in SECTIONS if kind not in left_out]

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from api.settings import ApiSettings
+from inference_workers.registry import ENGINES
 from inference_workers.settings import WorkerSettings
 from infra.settings import ProvisionSettings, StackSettings
 from projections.buffer.settings import BufferSettings
@@ -42,6 +43,11 @@ SECTIONS: tuple[tuple[str, str, type[BaseSettings]], ...] = (
     ("settlement", "`turnlog streams settlement`", SettlementSettings),
     ("demand", "`turnlog streams demand`", DemandSettings),
     ("worker", "`turnlog worker`", WorkerSettings),
+    *(
+        (f"engine {name}", f"`TURNLOG_ENGINE={name}`", offer.settings)
+        for name, offer in ENGINES.items()
+        if offer.settings.model_fields
+    ),
     ("buffer", "`turnlog projections buffer`", BufferSettings),
     ("views", "`turnlog projections views`", ViewsSettings),
 )

@@ -99,13 +99,18 @@ def main(
     serve: Callable[[S, Process], None],
     arguments: Sequence[str],
     registry: CollectorRegistry = REGISTRY,
+    also: Callable[[S], None] = lambda _: None,
 ) -> int:
-    """Run a process to its end; its exit code. `--check` validates the settings and connects to nothing."""
+    """Run a process to its end; its exit code. `--check` validates the settings and connects to nothing.
+
+    `also` validates what the settings lead to, and raises `pydantic.ValidationError`.
+    """
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--check", action="store_true", help="validate the settings and exit")
     only_check = parser.parse_args(arguments).check
     try:
         settings = settings_class()
+        also(settings)
     except ValidationError as error:
         sys.stderr.write(f"{name}: {explain(error)}\n")
         return BAD_SETTINGS

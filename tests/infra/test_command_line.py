@@ -110,7 +110,6 @@ def test_a_key_without_a_broker_says_how_to_name_one(tmp_path: Path) -> None:
         (["--workers", "500"], "--workers is 500"),
         (["--api", "0"], "--api is 0"),
         (["--engine", "steam"], "--engine is 'steam'"),
-        (["--engine", "tensorrt_llm"], "it is not built yet; use llama_cpp, scripted or simulated."),
     ],
 )
 def test_a_wrong_option_is_named_as_it_was_typed(arguments: list[str], sentence: str) -> None:
