@@ -56,7 +56,6 @@ def test_every_command_has_help(command: list[str]) -> None:
         ["nonsense"],
         ["up", "--workers", "many"],
         ["up", "--engine", "steam"],
-        ["up", "--engine", "tensorrt_llm"],
         ["up", "--port", "70000"],
         ["streams"],
         ["streams", "sideways"],

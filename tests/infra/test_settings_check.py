@@ -7,8 +7,9 @@ from typing import get_args
 import msgspec
 import pytest
 
-from inference_workers.settings import NOT_BUILT, EngineName
-from infra.settings import ENGINES_TO_COME, Engine, StackSettings
+from inference_workers.registry import ENGINES
+from inference_workers.settings import EngineName
+from infra.settings import Engine, StackSettings
 from infra.settings_check import wrong_settings
 from schemas.models import DEFAULT_MODELS
 
@@ -25,8 +26,7 @@ def test_the_defaults_suit_every_part(engine: Engine) -> None:
 
 
 def test_the_engines_are_those_of_the_worker() -> None:
-    assert set(ENGINES_TO_COME) == set(NOT_BUILT)
-    assert set(get_args(Engine)) == set(get_args(EngineName)) - set(NOT_BUILT)
+    assert set(get_args(Engine)) == set(get_args(EngineName)) == set(ENGINES)
 
 
 def test_each_wrong_setting_of_a_part_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +51,12 @@ def test_a_worker_that_does_not_run_needs_no_settings(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TURNLOG_SLOTS", "-1")
     assert wrong_settings(StackSettings())
     assert wrong_settings(StackSettings(workers=0)) == []
+
+
+def test_settings_of_an_engine_count_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNLOG_SIMULATED_SPEED", "0")
+    assert any("TURNLOG_SIMULATED_SPEED" in sentence for sentence in wrong_settings(StackSettings(engine="simulated")))
+    assert wrong_settings(StackSettings(engine="scripted")) == []
 
 
 def test_what_the_stack_chooses_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
