@@ -54,8 +54,12 @@ def _llama_cpp(worker: WorkerSettings, own: LlamaCppSettings, slots: int, contex
             model_path=own.llama_model_path or find_model(),
             slots=slots,
             context_tokens=context_tokens,
+            spare_slots=own.llama_spare_slots,
             threads=own.threads(),
-            prompt_cache_mib=own.llama_prompt_cache_mib,
+            batch_tokens=own.llama_batch_tokens,
+            speculative=own.llama_speculative,
+            draft_model_path=own.llama_draft_model_path,
+            draft_tokens=own.llama_draft_tokens,
             system_prompt=own.llama_system_prompt,
         )
     )

