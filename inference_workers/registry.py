@@ -79,7 +79,9 @@ def _simulated(worker: WorkerSettings, own: SimulatedEngineSettings, slots: int,
 
 
 def _tensorrt_llm(worker: WorkerSettings, own: TensorRtLlmSettings, slots: int, context_tokens: int) -> Engine:
-    raise NotImplementedError
+    from inference_workers.engines.tensorrt_llm import TensorRtLlmEngine
+
+    return TensorRtLlmEngine(worker.served().name, own, slots, context_tokens)
 
 
 def _openai_compatible(

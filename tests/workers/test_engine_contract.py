@@ -45,7 +45,20 @@ def scripted() -> Engine:
     return ScriptedEngine(model="scripted", slots=SLOTS, context_tokens=CONTEXT)
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {"llama_cpp": llama, "scripted": scripted, "simulated": simulated}
+def tensorrt() -> Engine:
+    from workers.tensorrt import settings
+
+    from inference_workers.engines.tensorrt_llm import TensorRtLlmEngine
+
+    return TensorRtLlmEngine("fake", settings(), SLOTS, CONTEXT)
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "llama_cpp": llama,
+    "scripted": scripted,
+    "simulated": simulated,
+    "tensorrt_llm": tensorrt,
+}
 
 
 @pytest.fixture(params=[pytest.param(name, id=name) for name in ENGINES])

@@ -1,0 +1,5 @@
+"""What the tests of workers share."""
+
+from workers.tensorrt import use
+
+use()

@@ -1,0 +1,21 @@
+"""The configurations and outputs that `tensorrt_llm.llmapi` exports."""
+
+from tensorrt_llm.llmapi.llm_args import (
+    CapacitySchedulerPolicy,
+    KvCacheConfig,
+    KvCacheRetentionConfig,
+    SchedulerConfig,
+    TorchLlmArgs,
+)
+from tensorrt_llm.outputs import CompletionOutput, RequestError, RequestOutput
+
+__all__ = [
+    "CapacitySchedulerPolicy",
+    "CompletionOutput",
+    "KvCacheConfig",
+    "KvCacheRetentionConfig",
+    "RequestError",
+    "RequestOutput",
+    "SchedulerConfig",
+    "TorchLlmArgs",
+]
