@@ -13,7 +13,7 @@ import msgspec
 from schemas import codec, described
 from schemas.events import EVENTS, Event, GenerationRequested, GenerationRevoked
 from schemas.examples import EXAMPLES, envelope
-from schemas.topics import FIXED, Topic
+from schemas.topics import FIXED, PARKED, Topic
 from schemas.topics import dead as dead_topic
 
 INBOX_EVENTS: tuple[type[Event], ...] = (GenerationRequested, GenerationRevoked)
@@ -63,7 +63,7 @@ def events_of(topic: Topic) -> tuple[type[Event], ...]:
 
 
 def _channels() -> Iterable[tuple[str, Json]]:
-    for topic in FIXED:
+    for topic in (*FIXED, PARKED):
         classes = events_of(topic)
         yield topic.name, _channel(topic.name, topic.description, classes, topic.retention_ms, topic.cleanup)
     priority = _channel(

@@ -15,7 +15,7 @@ import msgspec
 from schemas import asyncapi, codec, described
 from schemas.events import Event
 from schemas.examples import EXAMPLES, envelope
-from schemas.topics import DAY_MS, FIXED, Topic, dead, inference
+from schemas.topics import DAY_MS, FIXED, PARKED, Topic, dead, inference
 
 _HEAD = """\
 # Events
@@ -55,7 +55,7 @@ def events_md() -> str:
     """All topics with their events, then the values that several events carry."""
     parts = [_HEAD, _topics_table()]
     values: dict[type[msgspec.Struct], None] = {}
-    for topic in (*FIXED, inference("<pool>", "<priority>")):
+    for topic in (*FIXED, inference("<pool>", "<priority>"), PARKED):
         classes = asyncapi.events_of(topic) or (asyncapi.INBOX_EVENTS if topic.name.startswith("inference.") else ())
         parts.append(_topic_section(topic, classes))
         for cls in classes:

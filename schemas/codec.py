@@ -21,7 +21,18 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from schemas.events import EVENTS, Event, MessageSubmitted
+from schemas.events import (
+    EVENTS,
+    DemandForecast,
+    Event,
+    GenerationDeclined,
+    GenerationEnded,
+    GenerationFinished,
+    GenerationRequested,
+    MessageSubmitted,
+    ReplyStored,
+    WorkerLeased,
+)
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -66,8 +77,20 @@ def type_name(cls: type[Event]) -> str:
 
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 
+_GREW: tuple[type[Event], ...] = (
+    DemandForecast,
+    GenerationDeclined,
+    GenerationEnded,
+    GenerationFinished,
+    GenerationRequested,
+    MessageSubmitted,
+    ReplyStored,
+    WorkerLeased,
+)
+"""Events whose second version has more members, all with defaults."""
+
 UPCASTS: Mapping[str, tuple[type[Event], Upcast]] = {
-    "turnlog.MessageSubmitted.v1": (MessageSubmitted, lambda members: members),  # v2 has more, with defaults
+    f"{PREFIX}{cls.__name__}.v1": (cls, lambda members: members) for cls in _GREW
 }
 """Type on the wire of an older version -> (today's class, function from its members to today's)."""
 

@@ -23,10 +23,12 @@ from schemas.values import (
     Priority,
     PromptMessage,
     Sampling,
+    Stage,
     Tier,
     TimeMs,
     Timings,
     Usage,
+    VoidAttempt,
 )
 
 
@@ -119,9 +121,13 @@ class RegenerationRequested(Event, frozen=True):
 
 
 class ReplyStored(Event, frozen=True):
-    """A reply reached its end: the text that readers saw, as one piece. Written by settlement."""
+    """A reply reached its end: the text that readers saw, as one piece. Written by settlement.
+
+    Version 2 added `void_attempts`, and `retry_after_s` to errors.
+    """
 
     TOPIC = "messages"
+    VERSION = 2
 
     conversation_id: str
     reply_id: str
@@ -141,6 +147,8 @@ class ReplyStored(Event, frozen=True):
     ended_at_ms: TimeMs
     timings: Timings | None = None
     error: Failure | None = None
+    void_attempts: tuple[VoidAttempt, ...] = ()
+    """Those before the last one, in order."""
 
     def identity(self) -> str:
         return f"{self.reply_id}/stored"
@@ -247,10 +255,14 @@ class GenerationAdmitted(Event, frozen=True):
 
 
 class GenerationDeclined(Event, frozen=True):
-    """A reply ends without (or instead of) running: refused at admission, cancelled early, or past its deadline."""
+    """A reply ends without (or instead of) running: refused at admission, cancelled early, or past its deadline.
+
+    Version 2 added `retry_after_s` to errors.
+    """
 
     TOPIC = "requests"
     KEY = "pool"
+    VERSION = 2
 
     pool: str
     reply_id: str
@@ -287,9 +299,13 @@ class GenerationCancelled(Event, frozen=True):
 
 
 class GenerationRequested(Event, frozen=True):
-    """One attempt at a reply was given to one worker, under the lease epoch that it names."""
+    """One attempt at a reply was given to one worker, under the lease epoch that it names.
+
+    Version 2 added `kv_tokens`.
+    """
 
     KEY = "reply_id"
+    VERSION = 2
 
     pool: str
     priority: Priority
@@ -304,9 +320,28 @@ class GenerationRequested(Event, frozen=True):
     sampling: Sampling
     submitted_at_ms: TimeMs
     deadline_at_ms: TimeMs
+    kv_tokens: int = 0
+    """What dispatch counts for it in the engine's KV cache: prompt and longest output, less the cached prefix."""
 
     def identity(self) -> str:
         return f"{self.generation_id}/requested"
+
+
+class GenerationParked(Event, frozen=True):
+    """A reply failed because its workers died of it, it seems. For a person to look at."""
+
+    TOPIC = "requests.dead"
+    KEY = "pool"
+
+    pool: str
+    reply_id: str
+    workers: tuple[str, ...]
+    """The instances that died while they had it."""
+    parked_at_ms: TimeMs
+    admitted: GenerationAdmitted
+
+    def identity(self) -> str:
+        return f"{self.reply_id}/parked"
 
 
 class GenerationRevoked(Event, frozen=True):
@@ -412,9 +447,11 @@ class GenerationEnded(Event, frozen=True):
 
     From a worker: `generation_id` is its own, `seq` follows its last piece, `usage` and the text's digest are
     given. From dispatch, for a reply that no worker will end: `generation_id` is empty, `seq` is 0.
+    Version 2 added `retry_after_s` to errors.
     """
 
     TOPIC = "tokens"
+    VERSION = 2
 
     reply_id: str
     conversation_id: str
@@ -516,10 +553,14 @@ class WorkerRegistered(Event, frozen=True):
 
 
 class WorkerLeased(Event, frozen=True):
-    """A worker is alive: renewed every second; dead after three."""
+    """A worker is alive: renewed every second; dead after three.
+
+    Version 2 added what its engine says (totals count from its start), and the prefixes that it has cached.
+    """
 
     TOPIC = "workers"
     KEY = "pool"
+    VERSION = 2
 
     pool: str
     instance: str
@@ -529,6 +570,19 @@ class WorkerLeased(Event, frozen=True):
     free_slots: int
     free_kv_tokens: int
     draining: bool = False
+    running: int = 0
+    waiting: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    step_ms: float | None = None
+    """Of the engine's last iteration."""
+    prefixes: str = ""
+    """Blocks (`schemas.prefix`, packed) cached since the renewal before; with `whole` all of them."""
+    dropped: str = ""
+    """Blocks that are not cached any more."""
+    whole: bool = False
 
     def identity(self) -> str:
         return f"{self.instance}/{self.renewal}"
@@ -550,10 +604,14 @@ class WorkerReleased(Event, frozen=True):
 
 
 class GenerationFinished(Event, frozen=True):
-    """A worker's generation is over and its end is in the log (or it was handed back: `returned`)."""
+    """A worker's generation is over and its end is in the log (or it was handed back: `returned`).
+
+    Version 2 added `reason` and `ran_ms`.
+    """
 
     TOPIC = "workers"
     KEY = "pool"
+    VERSION = 2
 
     pool: str
     inbox: int
@@ -566,19 +624,63 @@ class GenerationFinished(Event, frozen=True):
     returned: bool = False
     queued_ms: int = 0
     usage: Usage | None = None
+    reason: str = ""
+    """Why it was handed back."""
+    ran_ms: int = 0
+    """From the engine's beginning to its end."""
 
     def identity(self) -> str:
         return f"{self.generation_id}/finished"
+
+
+# --- load: how full pools are, as dispatch measures it -----------------------------------------------------------
+
+
+class LoadMeasured(Event, frozen=True):
+    """How full a pool is for one model. Written every second and when a stage changes; the newest one counts."""
+
+    TOPIC = "load"
+    KEY = "pool"
+
+    pool: str
+    model: str
+    measured_at_ms: TimeMs
+    workers: int
+    """Alive, of this model."""
+    slots: int
+    free_slots: int
+    kv_tokens: int
+    kv_tokens_held: int
+    running: int
+    waiting_paid: int
+    waiting_free: int
+    wait_paid_ms: int | None
+    """Forecast of the wait of a reply that would be admitted now; None: nobody can say, no worker runs."""
+    wait_free_ms: int | None
+    stage_paid: Stage
+    stage_free: Stage
+    retry_after_s: int = 0
+    """Where a stage refuses: after so long it is worth another try."""
+
+    def identity(self) -> str:
+        return f"{self.pool}/{self.model}/{self.measured_at_ms}"
+
+    def key(self) -> str:
+        return f"{self.pool}/{self.model}"
 
 
 # --- demand ----------------------------------------------------------------------------------------------------
 
 
 class DemandForecast(Event, frozen=True):
-    """Demand of a pool and tier in the last window, and what is expected of the next."""
+    """Demand of a pool and tier in the last window, and what is expected of the next.
+
+    Version 2 added `service_ms_mean` and `seasonal`.
+    """
 
     TOPIC = "demand"
     KEY = "pool"
+    VERSION = 2
 
     pool: str
     tier: Tier
@@ -590,12 +692,39 @@ class DemandForecast(Event, frozen=True):
     queue_ms_mean: float
     forecast_arrivals: float
     forecast_output_tokens: float
+    service_ms_mean: float = 0.0
+    """How long a generation had its slot, on average."""
+    seasonal: bool = False
+    """The forecast knows this time of the day from days before."""
 
     def identity(self) -> str:
         return f"{self.pool}/{self.tier}/{self.window_start_ms}"
 
     def key(self) -> str:
         return f"{self.pool}/{self.tier}"
+
+
+class ReplicasDesired(Event, frozen=True):
+    """How many workers a pool should have for the demand that is expected of the next window: for an autoscaler."""
+
+    TOPIC = "demand"
+    KEY = "pool"
+
+    pool: str
+    window_start_ms: TimeMs
+    window_ms: int
+    workers: int
+    """Those that renewed their lease in the window."""
+    slots_needed: float
+    """Generations at a time, headroom included."""
+    slots_per_worker: float
+    replicas: int
+
+    def identity(self) -> str:
+        return f"{self.pool}/replicas/{self.window_start_ms}"
+
+    def key(self) -> str:
+        return f"{self.pool}/replicas"
 
 
 # --- accounts (compacted: each fact has its own key, all of one account in one partition) ----------------------

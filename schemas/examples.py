@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from schemas import events as e
 from schemas.codec import Envelope
-from schemas.values import Failure, Notice, PromptMessage, Sampling, Timings, Usage
+from schemas.values import Failure, Notice, PromptMessage, Sampling, Timings, Usage, VoidAttempt
 
 CONVERSATION = "conv_74dqqp7pt7rtlju1q5a7eishta5su3l2col0"
 MESSAGE = "msg_74dqqp7pt7rtlju1q5a7eisht8cdvchg5t0r2o47bnje2vdmr84g"
@@ -64,12 +64,13 @@ _EVENTS: tuple[e.Event, ...] = (
         model=MODEL,
         status="completed",
         text="A sequence that only grows.",
-        attempt=1,
-        final_offset=9,
+        attempt=2,
+        final_offset=12,
         usage=_USAGE,
         submitted_at_ms=AT_MS,
         ended_at_ms=AT_MS + 230,
         timings=_TIMINGS,
+        void_attempts=(VoidAttempt(attempt=1, reason="worker_lost", worker=INSTANCE),),
     ),
     e.ConversationRenamed(
         conversation_id=CONVERSATION,
@@ -121,7 +122,7 @@ _EVENTS: tuple[e.Event, ...] = (
         tier="free",
         model=MODEL,
         status="refused",
-        error=Failure(code="high_demand", detail="Demand is high; try again in a minute."),
+        error=Failure(code="high_demand", detail="Demand is high; try again in a minute.", retry_after_s=60),
         submitted_at_ms=AT_MS,
         admitted=False,
     ),
@@ -140,6 +141,7 @@ _EVENTS: tuple[e.Event, ...] = (
         sampling=_SAMPLING,
         submitted_at_ms=AT_MS,
         deadline_at_ms=AT_MS + 600_000,
+        kv_tokens=527,
     ),
     e.GenerationRevoked(pool=POOL, epoch=1043, reply_id=REPLY, generation_id=GENERATION),
     e.GenerationQueued(
@@ -225,7 +227,21 @@ _EVENTS: tuple[e.Event, ...] = (
     e.WorkerRegistered(
         pool=POOL, instance=INSTANCE, inbox=0, model=MODEL, slots=4, kv_tokens=8192, context_tokens=8192
     ),
-    e.WorkerLeased(pool=POOL, instance=INSTANCE, inbox=0, epoch=1043, renewal=17, free_slots=3, free_kv_tokens=7600),
+    e.WorkerLeased(
+        pool=POOL,
+        instance=INSTANCE,
+        inbox=0,
+        epoch=1043,
+        renewal=17,
+        free_slots=3,
+        free_kv_tokens=7600,
+        running=1,
+        prompt_tokens=5310,
+        cached_tokens=2048,
+        output_tokens=1911,
+        step_ms=14.2,
+        prefixes="I0VniQ==",
+    ),
     e.WorkerReleased(pool=POOL, instance=INSTANCE, inbox=0, epoch=1043),
     e.GenerationFinished(
         pool=POOL,
@@ -237,6 +253,24 @@ _EVENTS: tuple[e.Event, ...] = (
         status="completed",
         queued_ms=9,
         usage=_USAGE,
+        ran_ms=221,
+    ),
+    e.LoadMeasured(
+        pool=POOL,
+        model=MODEL,
+        measured_at_ms=AT_MS,
+        workers=2,
+        slots=8,
+        free_slots=0,
+        kv_tokens=16_384,
+        kv_tokens_held=9_120,
+        running=8,
+        waiting_paid=1,
+        waiting_free=21,
+        wait_paid_ms=410,
+        wait_free_ms=4_800,
+        stage_paid="full",
+        stage_free="shorten",
     ),
     e.DemandForecast(
         pool=POOL,
@@ -249,6 +283,17 @@ _EVENTS: tuple[e.Event, ...] = (
         queue_ms_mean=8.5,
         forecast_arrivals=13.2,
         forecast_output_tokens=92.4,
+        service_ms_mean=221.0,
+        seasonal=True,
+    ),
+    e.ReplicasDesired(
+        pool=POOL,
+        window_start_ms=1_764_434_400_000,
+        window_ms=60_000,
+        workers=2,
+        slots_needed=9.5,
+        slots_per_worker=4.0,
+        replicas=3,
     ),
     e.AccountOpened(account_id=ACCOUNT, name="Demo", tier="paid", opened_at_ms=AT_MS),
     e.TierChanged(account_id=ACCOUNT, tier="free", changed_at_ms=AT_MS),
@@ -257,7 +302,15 @@ _EVENTS: tuple[e.Event, ...] = (
     e.LimitsChanged(account_id=ACCOUNT, requests_per_minute=120, changed_at_ms=AT_MS),
 )
 
-EXAMPLES: Mapping[type[e.Event], e.Event] = {type(event): event for event in _EVENTS}
+_PARKED = e.GenerationParked(
+    pool=POOL,
+    reply_id=REPLY,
+    workers=(INSTANCE, "0197f1c8b3c47f0d8a1e5d2c6b9f4a71"),
+    parked_at_ms=AT_MS,
+    admitted=next(event for event in _EVENTS if isinstance(event, e.GenerationAdmitted)),
+)
+
+EXAMPLES: Mapping[type[e.Event], e.Event] = {type(event): event for event in (*_EVENTS, _PARKED)}
 """An event of every class."""
 
 

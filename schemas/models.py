@@ -32,6 +32,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     price: Price
     bytes_per_token: float = 3.0
     """For estimates before the model's own tokenizer has seen the text; low is cautious."""
+    smaller: str | None = None
+    """The model that takes over under high demand: of the same pool, so that one dispatcher sees the load of both."""
 
 
 LOCAL_PRICE = Price(
@@ -73,6 +75,12 @@ def parse_models(text: str) -> tuple[Model, ...]:
         raise ValueError(f"TURNLOG_MODELS: {error}") from error
     if not models or len({model.name for model in models}) != len(models):
         raise ValueError("TURNLOG_MODELS: at least one model, each name once")
+    pools = {model.name: model.pool for model in models}
+    for model in models:
+        if model.smaller is not None and (model.smaller == model.name or pools.get(model.smaller) != model.pool):
+            raise ValueError(
+                f"TURNLOG_MODELS: `smaller` of {model.name} is {model.smaller!r}, which is no other model of its pool"
+            )
     return models
 
 

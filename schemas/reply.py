@@ -35,7 +35,7 @@ from schemas.events import (
     TokensGenerated,
 )
 from schemas.stream import AnyStreamEvent, Delta, Ended, Notified, Reset, Started
-from schemas.values import EndStatus, Failure, Timings, Usage
+from schemas.values import EndStatus, Failure, Timings, Usage, VoidAttempt
 
 Phase = Literal["queued", "running", "ended"]
 
@@ -51,6 +51,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 1
     generation_id: str = ""
     """Owner of the attempt; empty while nobody is."""
+    worker: str = ""
+    """The instance that began the attempt."""
+    void_attempts: tuple[VoidAttempt, ...] = ()
+    """The attempts before this one."""
     model: str = ""
     next_seq: int = 1
     pieces: tuple[str, ...] = ()
@@ -161,6 +165,7 @@ def _started(reply: Reply, event: GenerationStarted) -> Step:
         reply,
         phase="running",
         generation_id=event.generation_id,
+        worker=event.worker,
         model=event.model,
         offset=reply.offset + 1,
     )
@@ -175,6 +180,8 @@ def _reset(reply: Reply, attempt: int, reason: str) -> Step:
         phase="queued",
         attempt=attempt,
         generation_id="",
+        worker="",
+        void_attempts=(*reply.void_attempts, VoidAttempt(attempt=reply.attempt, reason=reason, worker=reply.worker)),
         next_seq=1,
         pieces=(),
         tokens=0,

@@ -109,6 +109,15 @@ DEMAND = Topic(
     cleanup="compact",
     description="Demand and forecast per pool and tier.",
 )
+LOAD = Topic(
+    name="load",
+    key="pool/model",
+    partitions=1,
+    partitions_production=1,
+    retention_ms=FOREVER,
+    cleanup="compact",
+    description="How full each pool is for each of its models; each API process holds the newest.",
+)
 ACCOUNTS = Topic(
     name="accounts",
     key="account_id/…",
@@ -129,6 +138,7 @@ FIXED: tuple[Topic, ...] = (
     CONVERSATIONS,
     POOLS,
     DEMAND,
+    LOAD,
     ACCOUNTS,
 )
 
@@ -159,6 +169,10 @@ def dead(topic: str) -> Topic:
         retention_ms=30 * DAY_MS,
         description=f"Records of {topic} that could not be processed.",
     )
+
+
+PARKED = dead(REQUESTS.name)
+"""Also where dispatch puts the replies that it gave up for having killed their workers."""
 
 
 def all_topics(pools: tuple[str, ...]) -> tuple[Topic, ...]:

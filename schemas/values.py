@@ -17,6 +17,10 @@ Priority = Literal["paid", "free"]
 PRIORITIES: tuple[Priority, ...] = ("paid", "free")
 """Strictest first. A worker's inbox of an earlier priority is always emptied before a later one."""
 
+Stage = Literal["full", "shorten", "smaller_model", "refuse"]
+STAGES: tuple[Stage, ...] = ("full", "shorten", "smaller_model", "refuse")
+"""What is done with new traffic under load, from full service on; each includes the ones before it."""
+
 Role = Literal["system", "user", "assistant"]
 
 EndStatus = Literal["completed", "length", "cancelled", "refused", "failed"]
@@ -27,11 +31,23 @@ MessageStatus = Literal["queued", "running", "completed", "length", "cancelled",
 TERMINAL: frozenset[str] = frozenset({"completed", "length", "cancelled", "refused", "failed"})
 
 
-class Failure(Value, frozen=True):
+class Failure(Value, frozen=True, omit_defaults=True):
     """Why a reply was refused or failed: a stable code for programs, a sentence for people."""
 
     code: str
     detail: str
+    retry_after_s: int | None = None
+    """After so long the same is worth another try; absent where waiting alone changes nothing."""
+
+
+class VoidAttempt(Value, frozen=True):
+    """An attempt at a reply that came to nothing: nothing of it is in the text, and it is not charged."""
+
+    attempt: int
+    reason: str
+    """As the `reset` event that followed said it."""
+    worker: str = ""
+    """The instance that had begun it; empty: none had."""
 
 
 class Usage(Value, frozen=True):

@@ -51,7 +51,7 @@ def dispatch(settings: DispatchSettings, process: Process) -> None:
     log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
     pools = settings.pools()
     inboxes = min(log.partitions(inference(pool, priority).name) for pool in pools for priority in PRIORITIES)
-    step = Dispatch(frozenset(pools), settings.limits(inboxes))
+    step = Dispatch(frozenset(pools), settings.limits(inboxes), settings.models)
     numbers = Numbers(NUMBERS, step.numbers)
 
     def turned(running: transactions.TransactionalLoop) -> None:

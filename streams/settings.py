@@ -1,13 +1,14 @@
 """Settings of the four processes: environment variables `TURNLOG_…`, besides those that all processes have."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from schemas.models import DEFAULT_MODELS, Model, parse_models
-from streams.dispatch.limits import Limits
+from streams.dispatch.limits import Limits, NoWorker, Placement, Queueing
+from streams.dispatch.load import Thresholds
 from streams.log.process import ProcessSettings
 from streams.turns.policy import Policy
 
@@ -57,22 +58,72 @@ class DispatchSettings(StreamSettings):
 
     lease_s: float = Field(default=3.0, ge=1, le=300)
     """A worker that has not renewed its lease for so long is dead."""
+    lease_stale_s: float = Field(default=2.0, gt=0, le=300)
+    """A worker that has not renewed its lease for so long counts as full."""
     attempts_max: int = Field(default=3, ge=1, le=100)
     queue_max: int = Field(default=10_000, ge=1)
     queue_chars_max: int = Field(default=256_000_000, ge=1_000_000)
     ageing_s: float = Field(default=30.0, gt=0)
+    """A request that waited so long takes part in the share of the aged."""
     ageing_share: int = Field(default=8, ge=1)
+    """One placement in so many goes to the aged request that waits longest."""
+    account_running_max_free: int = Field(default=16, ge=1)
+    """Generations that one account of this tier has at a time in a pool; more wait."""
+    account_running_max_paid: int = Field(default=1_024, ge=1)
+    placement: Placement = "prefix"
+    """How a worker is chosen; all but `prefix` are there to compare with."""
+    queueing: Queueing = "fair"
+    """How requests wait; `fifo`, without priorities and accounts, is there to compare with."""
+    no_worker: NoWorker = "queue"
+    """What becomes of requests for a model that no worker runs: they wait, or are refused with 503."""
+    no_worker_s: float = Field(default=10.0, ge=0)
+    """So long a model may be without a worker before it counts as such."""
+    overload_stages: bool = True
+    """Whether service is degraded in stages under overload."""
+    shorten_s: float = Field(default=2.0, gt=0)
+    """Forecast of the wait from which on free replies are shortened."""
+    smaller_model_s: float = Field(default=6.0, gt=0)
+    """The same, from which on the smaller model answers."""
+    refuse_s: float = Field(default=15.0, gt=0)
+    """The same, from which on they are refused, with a time to try again."""
+    paid_patience: float = Field(default=8.0, ge=1)
+    """For paid traffic these are so many times as long."""
+    shortened_tokens: int = Field(default=256, ge=16)
+    """Longest output of a shortened reply."""
+
+    @model_validator(mode="after")
+    def _stages_in_order(self) -> Self:
+        if not self.shorten_s < self.smaller_model_s < self.refuse_s:
+            raise ValueError("TURNLOG_SHORTEN_S < TURNLOG_SMALLER_MODEL_S < TURNLOG_REFUSE_S is needed")
+        if self.lease_stale_s > self.lease_s:
+            raise ValueError("TURNLOG_LEASE_STALE_S may not be above TURNLOG_LEASE_S")
+        return self
 
     def limits(self, inboxes: int) -> Limits:
         """The values that its rules take."""
         return Limits(
             lease_ms=round(self.lease_s * 1000),
+            stale_ms=round(self.lease_stale_s * 1000),
             attempts_max=self.attempts_max,
             queue_max=self.queue_max,
             queue_chars_max=self.queue_chars_max,
             ageing_ms=round(self.ageing_s * 1000),
             ageing_share=self.ageing_share,
+            running_max_free=self.account_running_max_free,
+            running_max_paid=self.account_running_max_paid,
             inboxes=inboxes,
+            placement=self.placement,
+            queueing=self.queueing,
+            no_worker=self.no_worker,
+            no_worker_ms=round(self.no_worker_s * 1000),
+            thresholds=Thresholds(
+                enabled=self.overload_stages,
+                shorten_ms=round(self.shorten_s * 1000),
+                smaller_ms=round(self.smaller_model_s * 1000),
+                refuse_ms=round(self.refuse_s * 1000),
+                paid_patience=self.paid_patience,
+                shortened_tokens=self.shortened_tokens,
+            ),
         )
 
 

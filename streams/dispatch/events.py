@@ -6,6 +6,7 @@ from schemas.events import (
     GenerationAdmitted,
     GenerationDeclined,
     GenerationEnded,
+    GenerationParked,
     GenerationQueued,
     GenerationRequested,
     GenerationReset,
@@ -53,6 +54,7 @@ def requested(request: Request) -> GenerationRequested:
         sampling=admitted.sampling,
         submitted_at_ms=admitted.submitted_at_ms,
         deadline_at_ms=admitted.deadline_at_ms,
+        kv_tokens=progress.kv_tokens,
     )
 
 
@@ -63,6 +65,17 @@ def revoked(request: Request) -> GenerationRevoked:
         epoch=request.progress.epoch,
         reply_id=request.admitted.reply_id,
         generation_id=request.generation_id,
+    )
+
+
+def parked(request: Request, at_ms: int) -> GenerationParked:
+    """What is left of a request that kills its workers."""
+    return GenerationParked(
+        pool=request.admitted.pool,
+        reply_id=request.admitted.reply_id,
+        workers=request.progress.killed,
+        parked_at_ms=at_ms,
+        admitted=request.admitted,
     )
 
 

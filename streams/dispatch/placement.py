@@ -1,56 +1,106 @@
-"""Which request comes next, and which worker gets it.
+"""Which worker gets a request.
 
-1. Paid before free. Of every `ageing_share` placements one goes to a free request that has waited `ageing_ms`.
-2. Within a priority: in the order of admission, also after a lost attempt.
-3. A worker has room when it is alive, not draining, runs the model, and has a slot and the KV tokens left, both by
-   what it said last and by what we know it holds. The stricter one counts.
-4. The worker that had the conversation gets it again if it has room (its prefix cache is warm); else the one with
-   the largest free share; ties break by a hash of conversation and inbox, the same in every process.
+1. A worker has room when it is alive, its lease is fresh, it is not draining, runs the model, and has a slot and the
+   KV tokens left (prompt and longest output, less the prefix that it has cached), both by what it said last and by
+   what we know it holds. The stricter one counts. A request that is larger than the worker goes to it alone.
+2. A request that has been lost twice runs alone among such: if its worker dies again, it is known why.
+3. Bounded load (Mirrokni, Thorup and Zadimoghaddam, 2016): no worker gets more than `overload` times its share of
+   what runs, while another one has room. Here stickiness breaks.
+4. Among those the score is the part of the prompt that the worker has cached, less the part of it that is taken. The
+   worker that had the conversation last counts as having half of it at least: its cache is warm, if not block by block.
+5. Ties break by a hash of conversation and inbox: the same choice in every process.
 """
 
+import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from schemas.prefix import BLOCK_BYTES, shared
 from streams.dispatch.limits import Limits
-from streams.dispatch.pool import Request, Worker, tokens_held
+from streams.dispatch.pool import Request, Worker
+
+AFFINITY = 0.5
+ISOLATED_FROM = 2
+"""Lost attempts from which on a request runs alone among its like."""
+
+
+def is_fresh(worker: Worker, flow_ms: int, limits: Limits) -> bool:
+    """Whether what the worker said last still counts."""
+    return worker.alive and flow_ms - worker.renewed_flow_ms < limits.stale_ms
 
 
 def slots_left(worker: Worker) -> int:
-    """Generations that the worker can take now."""
+    """Generations that the worker can take now, if its lease is fresh."""
     if not worker.alive or worker.draining:
         return 0
-    return min(worker.registered.slots - worker.held, worker.free_slots)
+    return max(0, min(worker.registered.slots - worker.held, worker.free_slots))
+
+
+def cached_share(worker: Worker, request: Request) -> float:
+    """The part of the prompt that the worker has cached, 0 to 1."""
+    if not request.blocks:
+        return 0.0
+    return min(1.0, shared(request.blocks, worker.prefixes, worker.fresh) * BLOCK_BYTES / max(1, request.chars))
+
+
+def tokens_needed(worker: Worker, request: Request) -> int:
+    """What the request takes of the worker's KV tokens."""
+    cached = int(cached_share(worker, request) * request.admitted.prompt_tokens_estimate)
+    return min(request.tokens - cached, worker.registered.kv_tokens)
 
 
 def has_room(worker: Worker, request: Request) -> bool:
     """Whether the worker can take this request now."""
     if worker.registered.model != request.admitted.model or slots_left(worker) <= 0:
         return False
+    if request.progress.lost >= ISOLATED_FROM and worker.isolated:
+        return False
     total = worker.registered.kv_tokens
     if total == 0 or worker.held == 0:
         return True
-    return tokens_held(worker, request) <= min(total - worker.held_tokens, worker.free_tokens)
+    return tokens_needed(worker, request) <= min(total - worker.held_tokens, worker.free_tokens)
 
 
-def choose(workers: Iterable[Worker], request: Request, had_it: int | None) -> Worker | None:
-    """The worker that gets the request, None when none has room."""
+def choose(workers: Sequence[Worker], request: Request, had_it: int | None, last: int, limits: Limits) -> Worker | None:
+    """The worker that gets the request, None when none has room.
+
+    Args:
+        workers: those with a fresh lease.
+        request: what is to be given.
+        had_it: the inbox that had the conversation last.
+        last: the inbox that got the request before this one, for `round_robin`.
+        limits: how to choose.
+    """
     able = [worker for worker in workers if has_room(worker, request)]
-    for worker in able:
-        if worker.registered.inbox == had_it:
-            return worker
-    return max(able, key=lambda worker: _score(worker, request.admitted.conversation_id), default=None)
+    if not able:
+        return None
+    if limits.placement == "round_robin":
+        return min(able, key=lambda worker: (worker.registered.inbox - last - 1) % limits.inboxes)
+    conversation_id = request.admitted.conversation_id
+    if limits.placement == "least_requests":
+        return min(able, key=lambda worker: (worker.held, _tie(worker, conversation_id)))
+    within = _within_bound(workers, able, request.admitted.model, limits.overload)
+
+    def score(worker: Worker) -> tuple[float, int]:
+        warm = max(cached_share(worker, request), AFFINITY if worker.registered.inbox == had_it else 0.0)
+        return warm - taken(worker), _tie(worker, conversation_id)
+
+    return max(within, key=score)
 
 
-def _score(worker: Worker, conversation_id: str) -> tuple[float, int]:
-    share = slots_left(worker) / worker.registered.slots
-    return share, zlib.crc32(f"{conversation_id}/{worker.registered.inbox}".encode())
+def taken(worker: Worker) -> float:
+    """The part of the worker that is taken, 0 to 1: of slots or of KV tokens, the scarcer one."""
+    slots = worker.held / worker.registered.slots
+    return max(slots, worker.held_tokens / worker.registered.kv_tokens) if worker.registered.kv_tokens else slots
 
 
-def next_of(
-    paid: Request | None, free: Request | None, *, paid_in_row: int, limits: Limits, now_ms: int
-) -> Request | None:
-    """Which of the two heads of queues is served."""
-    if paid is None or free is None:
-        return paid or free
-    aged = now_ms - free.admitted.submitted_at_ms >= limits.ageing_ms
-    return free if aged and paid_in_row >= limits.ageing_share - 1 else paid
+def _within_bound(workers: Iterable[Worker], able: list[Worker], model: str, overload: float) -> list[Worker]:
+    alike = [worker for worker in workers if worker.registered.model == model]
+    slots = sum(worker.registered.slots for worker in alike)
+    held = sum(worker.held for worker in alike)
+    most = overload * (held + 1) / slots
+    return [worker for worker in able if worker.held + 1 <= math.ceil(most * worker.registered.slots)] or able
+
+
+def _tie(worker: Worker, conversation_id: str) -> int:
+    return zlib.crc32(f"{conversation_id}/{worker.registered.inbox}".encode())

@@ -7,12 +7,12 @@ import msgspec
 
 from schemas.events import GenerationAdmitted, GenerationEnded, WorkerRegistered
 from schemas.values import Priority
+from streams.dispatch.lines import Line
+from streams.dispatch.load import Level
 
 Phase = Literal["queued", "given"]
-ModelQueue = tuple[str, Priority]
-"""What a queue is of: a model and a priority."""
-Place = tuple[int, str]
-"""Where a request stands in its queue: the offset of its admission, and the reply's id."""
+ModelLine = tuple[str, Priority]
+"""What a line is of: a model and a priority."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -20,18 +20,27 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     phase: Phase = "queued"
     attempt: int = 1
-    lost: int = 0
-    """Attempts whose worker died."""
+    killed: tuple[str, ...] = ()
+    """Instances of the workers that died with it, an attempt each."""
+    stalled: int = 0
+    """Attempts in which the engine fell silent."""
     returned: int = 0
     """Attempts that were handed back."""
     inbox: int = -1
     epoch: int = -1
     """Lease of the worker that has it, while given."""
+    kv_tokens: int = 0
+    """What it takes there."""
     cancelled: bool = False
     """Never to be given again; ends as cancelled if its worker dies."""
     reset_reason: str = ""
     unwritten: bool = False
     """The reset of this attempt is decided and perhaps not in `tokens` yet."""
+
+    @property
+    def lost(self) -> int:
+        """Attempts whose worker died."""
+        return len(self.killed)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +51,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Offset of its admission: first come, first served, also after a lost attempt."""
     traceparent: str | None = None
     progress: Progress = Progress()
+    blocks: tuple[int, ...] = ()
+    """Its prompt's, see `schemas.prefix`."""
+    given_flow_ms: int = -1
+    """When it was given, on the flow clock of this process; -1: by an earlier life, or not."""
 
     @property
     def generation_id(self) -> str:
@@ -76,6 +89,12 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     held: int = 0
     """Generations that we know it has."""
     held_tokens: int = 0
+    isolated: int = 0
+    """Of these, requests that have been lost twice."""
+    prefixes: frozenset[int] = frozenset()
+    """Blocks that it has cached, as it said last."""
+    fresh: frozenset[int] = frozenset()
+    """Blocks of what it was given since."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,10 +103,11 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     requests: Mapping[str, Request] = {}
     """By reply id; those that wait and those that run."""
-    queues: Mapping[ModelQueue, list[Place]] = {}
-    """Heaps; entries of requests that do not wait any more are skipped."""
+    lines: Mapping[ModelLine, Line] = {}
     waiting: int = 0
     waiting_chars: int = 0
+    running: Mapping[str, int] = {}
+    """Generations that accounts have on workers."""
     workers: Mapping[int, Worker] = {}
     endings: Mapping[str, GenerationEnded] = {}
     """By reply id: ends decided here and perhaps not in `tokens` yet."""
@@ -96,10 +116,14 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     recent: Mapping[str, None] = {}
     affinity: Mapping[str, int] = {}
     """Conversation -> inbox of the worker that had it last."""
-    paid_in_row: int = 0
-    """Placements of paid requests since the last aged free one."""
-
-
-def tokens_held(worker: Worker, request: Request) -> int:
-    """What a request takes of the worker's KV tokens; one that is larger than the worker takes all of it."""
-    return min(request.tokens, worker.registered.kv_tokens)
+    unaged: int = 0
+    """Placements since the last one of an aged request."""
+    last_inbox: int = -1
+    hold_ms: Mapping[str, float] = {}
+    """By model: how long generations hold their slots."""
+    levels: Mapping[ModelLine, Level] = {}
+    empty_since_ms: Mapping[str, int] = {}
+    """By model: since when, on the flow clock, no worker runs it."""
+    reported_flow_ms: int = -1_000_000
+    tally: Mapping[tuple[str, str], int] = {}
+    """What happened since this process began, for metrics: (what, why) -> how often."""

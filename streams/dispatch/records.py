@@ -4,14 +4,17 @@ Keys: `<pool>/<reply_id>/request` (written once: the admission), `<pool>/<reply_
 attempt), `<pool>/<reply_id>/end` (an end that may not be in `tokens` yet), `<pool>/worker/<inbox>`.
 """
 
-import heapq
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from schemas.codec import to_json
 from schemas.events import GenerationAdmitted, GenerationEnded, WorkerRegistered
-from streams.dispatch.pool import ModelQueue, Place, Pool, Progress, Request, Worker, tokens_held
+from schemas.prefix import blocks, salt_of
+from streams.dispatch.lines import Line
+from streams.dispatch.placement import ISOLATED_FROM
+from streams.dispatch.pool import ModelLine, Pool, Progress, Request, Worker
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,38 +92,54 @@ def _pool(name: str, kinds: Mapping[str, Mapping[str, bytes]], flow_ms: int) -> 
         for reply_id, value in kinds.get("request", {}).items()
     }
     waiting = [request for request in requests.values() if request.progress.phase == "queued"]
+    given = [request for request in requests.values() if request.progress.phase == "given"]
     return Pool(
         name=name,
         requests=requests,
-        queues=_queues(waiting),
+        lines=_lines(waiting, given),
         waiting=len(waiting),
         waiting_chars=sum(request.chars for request in waiting),
+        running=Counter(request.admitted.account_id for request in given),
         workers={
-            int(inbox): _worker(_WORKER.decode(value), requests.values(), flow_ms)
+            int(inbox): _worker(_WORKER.decode(value), given, flow_ms)
             for inbox, value in kinds.get("worker", {}).items()
         },
         endings={reply_id: _END.decode(value) for reply_id, value in kinds.get("end", {}).items()},
-        affinity={
-            request.admitted.conversation_id: request.progress.inbox
-            for request in requests.values()
-            if request.progress.phase == "given"
-        },
+        affinity={request.admitted.conversation_id: request.progress.inbox for request in given},
+    )
+
+
+def made(
+    admitted: GenerationAdmitted, order: int, traceparent: str | None, progress: Progress | None = None
+) -> Request:
+    """A request with the blocks of its prompt."""
+    return Request(
+        admitted=admitted,
+        order=order,
+        traceparent=traceparent,
+        progress=progress or Progress(),
+        blocks=blocks(salt_of(admitted.account_id), admitted.prompt),
     )
 
 
 def _request(record: RequestRecord, progress: Progress) -> Request:
-    return Request(admitted=record.admitted, order=record.order, traceparent=record.traceparent, progress=progress)
+    return made(record.admitted, record.order, record.traceparent, progress)
 
 
-def _queues(waiting: Iterable[Request]) -> dict[ModelQueue, list[Place]]:
-    queues: dict[ModelQueue, list[Place]] = {}
-    for request in waiting:
-        queue = queues.setdefault((request.admitted.model, request.admitted.priority), [])
-        heapq.heappush(queue, (request.order, request.admitted.reply_id))
-    return queues
+def _lines(waiting: Iterable[Request], given: Iterable[Request]) -> dict[ModelLine, Line]:
+    lines: dict[ModelLine, Line] = {}
+    for request in sorted(waiting, key=lambda one: one.order):
+        admitted = request.admitted
+        line = lines.setdefault((admitted.model, admitted.priority), Line())
+        line.add(admitted.account_id, (request.order, admitted.reply_id))
+    for request in given:
+        of = (request.admitted.model, request.admitted.priority)
+        if of in lines:
+            lines[of].charge(request.admitted.account_id, request.tokens)
+    return lines
 
 
-def _worker(record: WorkerRecord, requests: Iterable[Request], flow_ms: int) -> Worker:
+def _worker(record: WorkerRecord, given: Iterable[Request], flow_ms: int) -> Worker:
     worker = Worker(
         registered=record.registered,
         epoch=record.epoch,
@@ -128,17 +147,17 @@ def _worker(record: WorkerRecord, requests: Iterable[Request], flow_ms: int) -> 
         released=record.released,
         renewed_flow_ms=flow_ms,
     )
-    given = [
+    held = [
         request
-        for request in requests
-        if request.progress.phase == "given"
-        and (request.progress.inbox, request.progress.epoch) == (record.registered.inbox, record.epoch)
+        for request in given
+        if (request.progress.inbox, request.progress.epoch) == (record.registered.inbox, record.epoch)
     ]
-    held_tokens = sum(tokens_held(worker, request) for request in given)
+    held_tokens = sum(request.progress.kv_tokens for request in held)
     return msgspec.structs.replace(
         worker,
-        held=len(given),
+        held=len(held),
         held_tokens=held_tokens,
-        free_slots=max(0, record.registered.slots - len(given)),
+        isolated=sum(request.progress.lost >= ISOLATED_FROM for request in held),
+        free_slots=max(0, record.registered.slots - len(held)),
         free_tokens=max(0, record.registered.kv_tokens - held_tokens),
     )

@@ -1,15 +1,24 @@
 """What each event, and time, do to a pool. Each rule makes moves on a `Round`.
 
-1. An admission opens the stream and waits; one that is known, or has ended, is ignored; above the bounds of the queue
-   it is refused (`queue_full`).
+1. An admission opens the stream and waits, with the service that the load leaves (`streams.dispatch.service`); one
+   that is known, or has ended, is ignored; above the bounds of the queue it is refused (`queue_full`).
 2. A decline ends the stream: of one never admitted it opens it first.
 3. A cancellation ends what waits and marks what runs: its worker stops it, and it is never given again.
-4. A registration takes the inbox from an older one. A lease that expires, is superseded or released loses what the
-   worker had: each is given again as the next attempt, ends as cancelled if that was asked for, or as failed
-   (`worker_lost`) after `attempts_max`.
-5. What a worker hands back is given again at once, but not to that worker before it has renewed.
-6. Past its deadline a request ends as failed (`deadline_exceeded`), waiting or running.
+4. A registration takes the inbox from an older one. A worker dies when its lease expires or is superseded, or when it
+   says that its engine is dead: what it had is given again as the next attempt, ends as cancelled if that was asked
+   for, or as failed (`worker_lost`) after `attempts_max`. A release gives it away at once.
+5. Of what a dead worker had, the only one that has been with a dying worker before did it, it seems: it fails as
+   `poison` and is parked. Where there are several such, each is given again alone among its like, and fails so when
+   its worker dies then.
+6. What a worker hands back is given again at once, but not to that worker before it has renewed. What it hands back
+   because its engine fell silent fails after `stalls_max`.
+7. Past its deadline a request ends as failed (`deadline_exceeded`), waiting or running.
+8. Placement: paid before free. Of every `ageing_share` placements one goes to the request that has waited longest, if
+   it has waited `ageing_ms`: a free one before a paid one. Within a priority `streams.dispatch.lines` says who is next;
+   one that finds no room holds up those behind it, but for those of rule 5 that wait to be alone.
 """
+
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -24,26 +33,40 @@ from schemas.events import (
     WorkerRegistered,
     WorkerReleased,
 )
-from schemas.values import PRIORITIES, EndStatus, Failure
+from schemas.models import Model
+from schemas.prefix import unpacked
+from schemas.values import PRIORITIES, EndStatus, Failure, Priority
 from streams.dispatch.events import queued
-from streams.dispatch.placement import choose, next_of, slots_left
+from streams.dispatch.limits import Limits
+from streams.dispatch.placement import ISOLATED_FROM, choose, is_fresh, slots_left
 from streams.dispatch.pool import Pool, Request, Worker
+from streams.dispatch.records import made
 from streams.dispatch.round import Round
+from streams.dispatch.service import serve
 
 ANY_ATTEMPT = 2**31 - 1
 """Attempt of an end that counts whatever the attempt is: for replies that we know no more."""
 
-QUEUE_FULL = Failure(code="queue_full", detail="Too many requests are waiting. Try again in a moment.")
 DEADLINE = Failure(code="deadline_exceeded", detail="The reply did not end within its time.")
 WORKER_LOST = Failure(code="worker_lost", detail="The workers that generated this reply were lost, again and again.")
+ENGINE_STALLED = Failure(code="engine_stalled", detail="The engine gave no token for too long, again and again.")
+POISON = Failure(code="poison", detail="Workers died while they generated this reply. It is not tried again.")
 POOL_UNKNOWN = Failure(code="pool_unknown", detail="No pool of this name is served any more.")
 
+DEATHS = frozenset({"engine_dead", "engine_stuck"})
+"""Reasons for a hand-back that say that the worker is going to be replaced."""
+STALLED = "engine_stalled"
+TOLD = {"handed_back": "handed_over", "": "handed_over"}
+"""What readers are told where it is not the reason itself."""
 
-def take(round_: Round, envelope: Envelope[Event], offset: int) -> None:
+
+def take(round_: Round, envelope: Envelope[Event], offset: int, models: Mapping[str, Model]) -> None:
     """One record of the pool; other events than those of requests and workers change nothing."""
+    if not isinstance(envelope.event, GenerationAdmitted):
+        round_.capacities.clear()
     match envelope.event:
         case GenerationAdmitted() as event:
-            _admitted(round_, event, offset, envelope)
+            _admitted(round_, event, offset, envelope, models)
         case GenerationDeclined() as event:
             _declined(round_, event, envelope)
         case GenerationCancelled() as event:
@@ -66,16 +89,17 @@ def refuse(round_: Round, event: GenerationAdmitted, error: Failure, cause: Enve
     round_.end_stream(event.reply_id, event.conversation_id, 1, "refused", error, cause)
 
 
-def _admitted(round_: Round, event: GenerationAdmitted, offset: int, cause: Envelope[Event]) -> None:
+def _admitted(
+    round_: Round, event: GenerationAdmitted, offset: int, cause: Envelope[Event], models: Mapping[str, Model]
+) -> None:
     if event.reply_id in round_.requests or event.reply_id in round_.endings or event.reply_id in round_.recent:
         return
-    request = Request(admitted=event, order=offset, traceparent=cause.traceparent)
-    limits = round_.limits
-    if round_.waiting >= limits.queue_max or round_.waiting_chars + request.chars > limits.queue_chars_max:
-        refuse(round_, event, QUEUE_FULL, cause)
-        return
-    round_.open_stream(queued(event), event.notices, cause)
-    round_.enqueue(request)
+    match serve(round_, event, models):
+        case Failure() as error:
+            refuse(round_, event, error, cause)
+        case served:
+            round_.open_stream(queued(served.admitted), served.notices, cause)
+            round_.enqueue(made(served.admitted, offset, cause.traceparent))
 
 
 def _declined(round_: Round, event: GenerationDeclined, cause: Envelope[Event]) -> None:
@@ -110,12 +134,24 @@ def _finished(round_: Round, event: GenerationFinished) -> None:
     if request.progress.epoch != event.epoch:
         return
     if not event.returned:
-        round_.forget(request)
+        used = event.usage
+        round_.forget(request, None if used is None else used.input_tokens + used.output_tokens)
         return
-    _lost(round_, request, "handed_over", returned=1)
     worker = round_.workers.get(event.inbox)
-    if worker is not None and worker.epoch == event.epoch:
-        round_.workers[event.inbox] = replace(worker, free_slots=0)
+    if worker is None or worker.epoch != event.epoch:
+        return
+    if event.reason in DEATHS:
+        _died(round_, worker, event.reason)
+        round_.keep(replace(round_.workers[event.inbox], alive=False, released=True))
+        return
+    _again(
+        round_,
+        request,
+        TOLD.get(event.reason, event.reason),
+        returned=event.reason != STALLED,
+        stalled=event.reason == STALLED,
+    )
+    round_.workers[event.inbox] = replace(round_.workers[event.inbox], free_slots=0)
 
 
 def _registered(round_: Round, event: WorkerRegistered, epoch: int) -> None:
@@ -125,10 +161,24 @@ def _registered(round_: Round, event: WorkerRegistered, epoch: int) -> None:
     if older is not None:
         if older.epoch >= epoch:
             return
-        for request in round_.held_by(older):
-            round_.revoke(request)
-            _lost(round_, request, "worker_replaced", lost=1)
+        _died(round_, older, "worker_replaced")
     round_.register(event, epoch)
+
+
+def _died(round_: Round, worker: Worker, reason: str) -> None:
+    """Rules 4 and 5."""
+    held = round_.held_by(worker)
+    before = [request for request in held if request.progress.lost]
+    instance = worker.registered.instance
+    for request in held:
+        round_.revoke(request)
+        if request.progress.cancelled:
+            round_.end(request, "cancelled", None)
+        elif request.progress.lost >= ISOLATED_FROM or before == [request]:
+            killed = replace(request.progress, killed=(*request.progress.killed, instance))
+            round_.park(replace(request, progress=killed), POISON)
+        else:
+            _again(round_, request, reason, killed=instance)
 
 
 def _leased(round_: Round, event: WorkerLeased) -> None:
@@ -142,6 +192,8 @@ def _leased(round_: Round, event: WorkerLeased) -> None:
         renewed_flow_ms=round_.flow_ms,
         free_slots=event.free_slots,
         free_tokens=event.free_kv_tokens,
+        prefixes=_prefixes(worker, event),
+        fresh=frozenset(),
     )
     if worker.alive:
         round_.workers[event.inbox] = renewed
@@ -149,23 +201,42 @@ def _leased(round_: Round, event: WorkerLeased) -> None:
         round_.keep(renewed)
 
 
+def _prefixes(worker: Worker, event: WorkerLeased) -> frozenset[int]:
+    if not (event.whole or event.prefixes or event.dropped):
+        return worker.prefixes
+    before = frozenset() if event.whole else worker.prefixes
+    return before.union(unpacked(event.prefixes)).difference(unpacked(event.dropped))
+
+
 def _released(round_: Round, event: WorkerReleased) -> None:
     worker = round_.workers.get(event.inbox)
     if worker is None or worker.epoch != event.epoch or worker.released:
         return
     for request in round_.held_by(worker):
-        _lost(round_, request, "handed_over", returned=1)
+        _again(round_, request, "handed_over", returned=True)
     round_.keep(replace(round_.workers[event.inbox], alive=False, released=True))
 
 
-def _lost(round_: Round, request: Request, reason: str, *, lost: int = 0, returned: int = 0) -> None:
+def _again(
+    round_: Round,
+    request: Request,
+    reason: str,
+    *,
+    killed: str | None = None,
+    returned: bool = False,
+    stalled: bool = False,
+) -> None:
+    """The next attempt, or the end where there have been enough."""
     progress, limits = request.progress, round_.limits
+    lost, handed_back = progress.lost + (killed is not None), progress.returned + returned
     if progress.cancelled:
         round_.end(request, "cancelled", None)
-    elif progress.lost + lost >= limits.attempts_max or progress.returned + returned >= limits.returns_max:
+    elif progress.stalled + stalled >= limits.stalls_max:
+        round_.end(request, "failed", ENGINE_STALLED)
+    elif lost >= limits.attempts_max or handed_back >= limits.returns_max:
         round_.end(request, "failed", WORKER_LOST)
     else:
-        round_.again(request, reason, lost=lost, returned=returned)
+        round_.again(request, reason, killed=killed, returned=int(returned), stalled=int(stalled))
 
 
 def _stop(
@@ -185,9 +256,7 @@ def expire_leases(round_: Round) -> None:
     for worker in list(round_.workers.values()):
         if not expired(worker, round_.limits.lease_ms, round_.flow_ms):
             continue
-        for request in round_.held_by(worker):
-            round_.revoke(request)
-            _lost(round_, request, "worker_lost", lost=1)
+        _died(round_, worker, "worker_lost")
         round_.keep(replace(round_.workers[worker.registered.inbox], alive=False))
 
 
@@ -212,32 +281,66 @@ NEVER_MS = 2**62
 
 
 def place(round_: Round) -> None:
-    """Give requests to workers until nothing that waits fits."""
-    open_models = {worker.registered.model for worker in round_.workers.values() if slots_left(worker) > 0}
-    for model in sorted(open_models):
-        while (request := _next(round_, model)) is not None:
-            had_it = round_.affinity.get(request.admitted.conversation_id)
-            worker = choose(round_.workers.values(), request, had_it)
-            if worker is None:
-                break
-            _count(round_, request, model)
+    """Give requests to workers until nothing that waits fits. Rule 8."""
+    limits = round_.limits
+
+    def able() -> list[Worker]:
+        return [worker for worker in round_.workers.values() if is_fresh(worker, round_.flow_ms, limits)]
+
+    def give(request: Request) -> bool:
+        had_it = round_.affinity.get(request.admitted.conversation_id)
+        worker = choose(able(), request, had_it, round_.last_inbox, limits)
+        if worker is not None:
             round_.give(request, worker)
+        return worker is not None
+
+    if not round_.waiting:
+        return
+    for model in sorted({worker.registered.model for worker in able() if slots_left(worker) > 0}):
+        apart: list[Request] = []
+        while (found := _next(round_, model)) is not None:
+            request, aged = found
+            if give(request):
+                round_.unaged = 0 if aged else round_.unaged + 1
+            elif request.progress.lost >= ISOLATED_FROM:
+                round_.step_aside(request)
+                apart.append(request)
+            else:
+                break
+        for request in apart:
+            round_.step_back(request)
 
 
-def _next(round_: Round, model: str) -> Request | None:
-    paid, free = (round_.first(model, priority) for priority in PRIORITIES)
-    return next_of(paid, free, paid_in_row=round_.paid_in_row, limits=round_.limits, now_ms=round_.now_ms)
+def _next(round_: Round, model: str) -> tuple[Request, bool] | None:
+    """The request to be served next, and whether it is for its age."""
+    limits, waits = round_.limits, round_.waits
+    lines = [(priority, round_.line(model, priority)) for priority in PRIORITIES]
+    if limits.queueing == "fifo":
+        places = [place for _, line in lines if (place := line.oldest(waits, lambda _: True)) is not None]
+        return (round_.requests[min(places)[1]], False) if places else None
+    if round_.unaged >= limits.ageing_share - 1:
+        for priority, line in reversed(lines):
+            oldest = line.oldest(waits, _may(round_, priority))
+            request = round_.requests[oldest[1]] if oldest else None
+            if request is not None and round_.now_ms - request.admitted.submitted_at_ms >= limits.ageing_ms:
+                return request, True
+    for priority, line in lines:
+        head = line.head(waits, _may(round_, priority))
+        if head is not None:
+            return round_.requests[head[1]], False
+    return None
 
 
-def _count(round_: Round, request: Request, model: str) -> None:
-    if request.admitted.priority == PRIORITIES[0]:
-        round_.paid_in_row += 1
-    elif round_.first(model, PRIORITIES[0]) is not None:
-        round_.paid_in_row = 0
+def _may(round_: Round, priority: Priority) -> Callable[[str], bool]:
+    """Whether an account may have one more running."""
+    most = round_.limits.running_max(priority)
+    return lambda account: round_.running.get(account, 0) < most
 
 
-def quiet(pool: Pool, lease_ms: int, now_ms: int, flow_ms: int) -> bool:
+def quiet(pool: Pool, limits: Limits, now_ms: int, flow_ms: int) -> bool:
     """Whether time alone changes nothing in the pool now."""
     if pool.requests and now_ms >= pool.next_deadline_ms:
         return False
-    return not any(expired(worker, lease_ms, flow_ms) for worker in pool.workers.values())
+    if flow_ms - pool.reported_flow_ms >= limits.report_ms:
+        return False
+    return not any(expired(worker, limits.lease_ms, flow_ms) for worker in pool.workers.values())

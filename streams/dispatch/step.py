@@ -9,12 +9,14 @@ import msgspec
 from msgspec.structs import replace
 
 from schemas.events import GenerationAdmitted
+from schemas.models import Model
 from streams.dispatch import rules
 from streams.dispatch.limits import Limits
 from streams.dispatch.placement import slots_left
 from streams.dispatch.pool import Pool
 from streams.dispatch.records import restored
 from streams.dispatch.round import Mark, Round
+from streams.dispatch.service import observe
 from streams.log.steps import NOTHING, Arrived, Decision, Output, Record, StateRecord
 from streams.state import newest
 
@@ -47,9 +49,10 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
 class Dispatch:
     """A `TransactionalStep`; `pools` are the names of the pools that this deployment serves."""
 
-    def __init__(self, pools: frozenset[str], limits: Limits) -> None:
+    def __init__(self, pools: frozenset[str], limits: Limits, models: Sequence[Model] = ()) -> None:
         self._names = pools
         self._limits = limits
+        self._models = {model.name: model for model in models}
         self._shards: dict[int, Shard] = {}
 
     def shard(self, number: int) -> Shard:
@@ -75,7 +78,7 @@ class Dispatch:
 
     def decide(self, number: int, batch: Sequence[Arrived], now_ms: int, flow_ms: int) -> Decision:
         """Every record of the batch, then time, then placement."""
-        return decide(self._shards[number], batch, now_ms, flow_ms, self._names, self._limits)
+        return decide(self._shards[number], batch, now_ms, flow_ms, self._names, self._limits, self._models)
 
     def committed(self, number: int, decision: Decision) -> None:
         """Take over the pools."""
@@ -100,7 +103,13 @@ class Dispatch:
 
 
 def decide(
-    shard: Shard, batch: Sequence[Arrived], now_ms: int, flow_ms: int, names: frozenset[str], limits: Limits
+    shard: Shard,
+    batch: Sequence[Arrived],
+    now_ms: int,
+    flow_ms: int,
+    names: frozenset[str],
+    limits: Limits,
+    models: Mapping[str, Model],
 ) -> Decision:
     """What a shard does about these records at this time."""
     rounds: dict[str, Round] = {}
@@ -114,27 +123,28 @@ def decide(
     for name, pool in shard.pools.items():
         if shard.resend:
             round_of(name).write_again()
-        elif not rules.quiet(pool, limits.lease_ms, now_ms, flow_ms):
+        elif not rules.quiet(pool, limits, now_ms, flow_ms):
             round_of(name)
     for mark in sorted(shard.written):
         round_of(mark[0]).confirm(mark)
     for arrived in batch:
         of = getattr(arrived.envelope.event, "pool", None)
         if of is not None:
-            _take(round_of(of), arrived, known=of in names)
+            _take(round_of(of), arrived, models, known=of in names)
     for round_ in rounds.values():
         rules.expire_leases(round_)
         rules.expire_requests(round_)
         rules.place(round_)
+        observe(round_)
     return _decision(shard, [rounds[name] for name in sorted(rounds)]) if rounds else NOTHING
 
 
-def _take(round_: Round, arrived: Arrived, *, known: bool) -> None:
+def _take(round_: Round, arrived: Arrived, models: Mapping[str, Model], *, known: bool) -> None:
     event = arrived.envelope.event
     if isinstance(event, GenerationAdmitted) and not known:
         rules.refuse(round_, event, rules.POOL_UNKNOWN, arrived.envelope)
     else:
-        rules.take(round_, arrived.envelope, arrived.record.offset)
+        rules.take(round_, arrived.envelope, arrived.record.offset, models)
 
 
 def _decision(shard: Shard, rounds: Sequence[Round]) -> Decision:
@@ -143,6 +153,7 @@ def _decision(shard: Shard, rounds: Sequence[Round]) -> Decision:
         outputs=_outputs(round_.outputs for round_ in rounds),
         states=tuple(StateRecord(key=key, value=value) for round_ in rounds for key, value in round_.states.items()),
         after=_outputs(round_.after for round_ in rounds),
+        reports=_outputs(round_.reports for round_ in rounds),
         staged=Staged(
             pools={round_.name: round_.pool() for round_ in rounds},
             confirmed=shard.written,

@@ -125,13 +125,15 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     Order: `before` is written by the plain writer and acknowledged before the transaction commits; `outputs`,
     `states` and the offsets are the transaction; `after` is written by the plain writer once it has committed
-    (and again after a crash, if the state says so: its readers drop duplicates by identity).
+    (and again after a crash, if the state says so: its readers drop duplicates by identity). `reports` are written by
+    the plain writer and by nobody waited for: measurements, of which any may be lost or come from a zombie.
     """
 
     before: tuple[Output, ...] = ()
     outputs: tuple[Output, ...] = ()
     states: tuple[StateRecord, ...] = ()
     after: tuple[Output, ...] = ()
+    reports: tuple[Output, ...] = ()
     staged: Any = None
     """The step's own: given back in `committed`."""
 

@@ -26,7 +26,9 @@ from streams.log.steps import (
     Arrived,
     Decision,
     LogError,
+    LogFull,
     NotAppended,
+    Output,
     Partition,
     Record,
     TransactionalStep,
@@ -223,7 +225,15 @@ class TransactionalLoop:
             self._step.committed(number, decision)
             if decision.writes:
                 self._after.write(number, decision)
+            for report in decision.reports:
+                self._report(report)
         self._after.tell()
+
+    def _report(self, report: Output) -> None:
+        try:
+            self._writer.append(report, lambda _: None)
+        except (LogFull, NotAppended):
+            LOGGER.warning("not reported: %s", type(report.event).__name__)
 
     def _commit(self, decisions: Mapping[int, Decision], offsets: dict[Partition, int]) -> None:
         awaited = [output for decision in decisions.values() for output in decision.before]

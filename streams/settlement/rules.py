@@ -60,6 +60,7 @@ def _stored(reply: Reply, end: Ended) -> ReplyStored:
         ended_at_ms=reply.ended_at_ms,
         timings=end.timings,
         error=end.error,
+        void_attempts=reply.void_attempts,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from schemas.catalogue import main
 from schemas.events import EVENTS
 from schemas.topics import (
+    PARKED,
     CANCELLATIONS,
     CONVERSATIONS,
     FIXED,
@@ -34,7 +35,7 @@ def test_state_topics_are_compacted_and_transactional():
 
 
 def test_every_events_topic_is_declared():
-    names = {topic.name for topic in FIXED}
+    names = {topic.name for topic in (*FIXED, PARKED)}
     assert {cls.TOPIC for cls in EVENTS} - names == {None}
 
 

@@ -170,7 +170,7 @@ GUARDS = (
     Guard(
         "owners only commit",
         {"streams.log.memory.groups.Group.commit": anybody_commits},
-        ("a_turn_is_admitted_once", "the_bill_is_its_price"),
+        ("a_turn_is_admitted_once", "the_bill_is_its_price", "everybody_has_the_same_end"),
     ),
 )
 

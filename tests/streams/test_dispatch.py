@@ -1,5 +1,7 @@
 """Dispatch: who gets what when, and what happens to it when something goes wrong."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from schemas.events import (
     Event,
     GenerationEnded,
+    GenerationParked,
     GenerationQueued,
     GenerationRequested,
     GenerationReset,
@@ -15,6 +18,8 @@ from schemas.events import (
 )
 from schemas.values import Notice, PromptMessage, Sampling
 from streams.dispatch.limits import Limits
+from streams.dispatch.lines import Line
+from streams.dispatch.pool import Pool
 from streams.dispatch.rules import ANY_ATTEMPT
 from streams.dispatch.step import Dispatch
 from tests.streams.driver import NUMBER, Driver, of
@@ -131,16 +136,14 @@ def test_a_request_goes_only_to_a_worker_with_its_model() -> None:
     assert given_to(drive.take(admitted(2, model="other"))) == [("rep_2", 1)]
 
 
-def test_a_conversation_goes_back_to_its_worker_while_that_has_room() -> None:
+def test_a_conversation_goes_back_to_its_worker_until_that_has_more_than_its_share() -> None:
     drive = driver()
-    drive.take(registered(0, slots=4), registered(1, slots=4))
+    drive.take(registered(0, slots=8), registered(1, slots=8))
     drive.take(admitted(1, conversation_id="conv_x"))
-    home = drive.outputs[-1].partition
-    drive.take(finished(1, inbox=home or 0, epoch=home or 0))
-    drive.take(*(admitted(n, conversation_id="conv_x") for n in range(2, 6)))
-    assert [output.partition for output in drive.outputs[1:]] == [home] * 4
-    drive.take(admitted(7, conversation_id="conv_x"))
-    assert drive.outputs[-1].partition == 1 - (home or 0)
+    home = drive.outputs[-1].partition or 0
+    drive.take(finished(1, inbox=home, epoch=home))
+    drive.take(*(admitted(n, conversation_id="conv_x") for n in range(2, 8)))
+    assert [output.partition for output in drive.outputs[1:]] == [home, home, *[1 - home] * 4]
 
 
 def test_load_is_spread_and_ties_break_the_same_way_in_every_process() -> None:
@@ -210,13 +213,41 @@ def test_what_is_handed_back_goes_elsewhere_at_once_and_not_to_the_same_worker_b
     assert given_to(drive.take(leased())) == [("rep_1", 2)]
 
 
-def test_after_too_many_lost_attempts_the_reply_fails() -> None:
+def test_the_only_one_that_was_with_two_dying_workers_is_poison_and_parked() -> None:
     drive = driver()
-    drive.take(admitted(1))
-    for epoch in range(3):
+    drive.take(registered(0, instance="a"), admitted(1), admitted(2))
+    drive.pass_time(3_000)
+    drive.take(registered(0, instance="b", slots=3))
+    drive.take(finished(2, attempt=2, epoch=1))
+    drive.take(admitted(3), admitted(4))
+    drive.pass_time(3_000)
+    assert ends(drive) == [("rep_1", "failed", "poison")]
+    [parked] = of([output.event for output in drive.outputs], GenerationParked)
+    assert (parked.reply_id, parked.workers, parked.admitted.reply_id) == ("rep_1", ("a", "b"), "rep_1")
+    assert sorted(given_to(drive.take(registered(0, instance="c", slots=4)))) == [("rep_3", 2), ("rep_4", 2)]
+
+
+def test_several_that_were_with_two_dying_workers_go_on_each_alone_among_its_like() -> None:
+    drive = driver()
+    drive.take(registered(0, instance="a"), admitted(1), admitted(2))
+    drive.pass_time(3_000)
+    drive.take(registered(0, instance="b"))
+    drive.pass_time(3_000)
+    assert ends(drive) == []
+    assert given_to(drive.take(registered(0, instance="c"), admitted(3))) == [("rep_1", 3), ("rep_3", 1)]
+    assert given_to(drive.take(finished(3, epoch=2))) == []
+    assert given_to(drive.take(finished(1, attempt=3, epoch=2))) == [("rep_2", 3)]
+    drive.pass_time(3_000)
+    assert ends(drive) == [("rep_2", "failed", "poison")]
+
+
+def test_after_too_many_lost_attempts_the_reply_fails() -> None:
+    drive = driver(attempts_max=2)
+    drive.take(admitted(1), admitted(2))
+    for epoch in range(2):
         drive.take(registered(0, instance=f"{epoch}"))
         drive.pass_time(3_000)
-    assert ends(drive) == [("rep_1", "failed", "worker_lost")]
+    assert sorted(ends(drive)) == [("rep_1", "failed", "worker_lost"), ("rep_2", "failed", "worker_lost")]
     assert given_to(drive.take(registered(0, instance="late"))) == []
 
 
@@ -415,12 +446,36 @@ def _check_books(drive: Driver) -> None:
         waiting = [r for r in pool.requests.values() if r.progress.phase == "queued"]
         assert pool.waiting == len(waiting)
         assert pool.waiting_chars == sum(request.chars for request in waiting)
-        queued = {reply_id for queue in pool.queues.values() for _, reply_id in queue}
-        assert {request.admitted.reply_id for request in waiting} <= queued
+        for (model, priority), line in pool.lines.items():
+            here = {
+                r.admitted.reply_id for r in waiting if (r.admitted.model, r.admitted.priority) == (model, priority)
+            }
+            assert line.waiting == len(here)
+            assert _drained(pool, line) == here
+        assert pool.running == Counter(
+            r.admitted.account_id for r in pool.requests.values() if r.progress.phase == "given"
+        )
         for inbox, worker in pool.workers.items():
             held = [r for r in pool.requests.values() if r.progress.epoch == worker.epoch and r.progress.inbox == inbox]
             assert worker.held == len(held) <= worker.registered.slots
+            assert worker.held_tokens == sum(request.progress.kv_tokens for request in held)
+            assert worker.isolated == sum(request.progress.lost >= 2 for request in held) <= 1
             assert worker.alive or not held
         for request in pool.requests.values():
             if request.progress.phase == "given":
                 assert pool.workers[request.progress.inbox].epoch == request.progress.epoch
+
+
+def _drained(pool: Pool, line: Line) -> set[str]:
+    """What a line would give if there were room for all of it."""
+    line = line.copy()
+    found: set[str] = set()
+
+    def waits(place: tuple[int, str]) -> bool:
+        request = pool.requests.get(place[1])
+        return request is not None and request.progress.phase == "queued" and place[1] not in found
+
+    while (place := line.head(waits, lambda _: True)) is not None:
+        found.add(place[1])
+        line.given(pool.requests[place[1]].admitted.account_id, place, 10)
+    return found

@@ -1,0 +1,122 @@
+"""How full a pool is for a model, how long a reply would wait, and what is done about it. Pure.
+
+1. The forecast of a wait is Little's law: what waits ahead of a new request and finds no free slot, over the slots
+   that work, times how long a generation has held its slot (a moving mean). Free traffic has all that waits ahead of
+   it, paid traffic only what is paid. A worker whose lease is stale has no slots.
+2. A stage begins when the forecast reaches its threshold, or, for the first one, when the KV cache is full and
+   something waits. Thresholds of paid traffic are `paid_patience` times as high, and its stage is never above that of
+   free traffic: paid passes the stages last.
+3. A stage is left, one at a time, when the forecast has been below `leave_share` of its threshold for `hold_ms`.
+4. Where nothing is known of any worker, no stage changes.
+"""
+
+import math
+
+import msgspec
+
+from schemas.values import PRIORITIES, STAGES, Priority, Stage
+
+HOLD_GUESS_MS = 5_000.0
+"""How long a generation takes, until one has been measured."""
+HOLD_WEIGHT = 0.1
+RETRY_S_MAX = 60
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
+    """When stages begin, as the forecast wait of free traffic."""
+
+    enabled: bool = True
+    shorten_ms: int = 2_000
+    smaller_ms: int = 6_000
+    refuse_ms: int = 15_000
+    paid_patience: float = 8.0
+    kv_share: float = 0.95
+    leave_share: float = 0.5
+    hold_ms: int = 3_000
+    shortened_tokens: int = 256
+    """Longest output under `shorten`."""
+    notice_ms: int = 5_000
+    """Who is to wait so long is told."""
+
+    def of(self, stage: Stage, priority: Priority) -> float:
+        """Where a stage begins."""
+        patience = self.paid_patience if priority == "paid" else 1.0
+        return patience * {"full": 0, "shorten": self.shorten_ms, "smaller_model": self.smaller_ms}.get(
+            stage, self.refuse_ms
+        )
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the workers of a model have, those with a fresh lease."""
+
+    workers: int = 0
+    slots: int = 0
+    free_slots: int = 0
+    kv_tokens: int = 0
+    kv_tokens_held: int = 0
+    running: int = 0
+
+    @property
+    def kv_share(self) -> float:
+        """Part of the KV cache that is spoken for; 0 where engines do not say what they have."""
+        return self.kv_tokens_held / self.kv_tokens if self.kv_tokens else 0.0
+
+
+class Level(msgspec.Struct, frozen=True):
+    """A stage, and since when the forecast has been low enough to leave it (None: it is not)."""
+
+    stage: Stage = "full"
+    low_since_ms: int | None = None
+
+
+def wait_ms(capacity: Capacity, ahead: int, hold_ms: float | None) -> int | None:
+    """Forecast of the wait behind `ahead` requests; None where no worker runs. Rule 1."""
+    if not capacity.slots:
+        return None
+    behind = ahead + 1 - capacity.free_slots
+    if behind <= 0:
+        return 0
+    working = capacity.running or capacity.slots
+    return round(behind * (HOLD_GUESS_MS if hold_ms is None else hold_ms) / working)
+
+
+def next_level(
+    before: Level, wait: int | None, *, kv_full: bool, priority: Priority, thresholds: Thresholds, flow_ms: int
+) -> Level:
+    """The stage after a measurement. Rules 2 to 4."""
+    if not thresholds.enabled:
+        return Level()
+    if wait is None:
+        return before
+    reached = max((n for n in range(len(STAGES)) if wait >= thresholds.of(STAGES[n], priority)), default=0)
+    reached = max(reached, 1 if kv_full else 0)
+    at = STAGES.index(before.stage)
+    if reached > at:
+        return Level(STAGES[reached])
+    low = reached < at and wait < thresholds.leave_share * thresholds.of(before.stage, priority)
+    if not low or before.low_since_ms is None:
+        return Level(before.stage, flow_ms if low else None)
+    return Level(STAGES[at - 1], flow_ms) if flow_ms - before.low_since_ms >= thresholds.hold_ms else before
+
+
+def not_above(paid: Stage, free: Stage) -> Stage:
+    """The stage of paid traffic: never above that of free traffic."""
+    return min(paid, free, key=STAGES.index)
+
+
+def retry_after_s(wait: int | None, priority: Priority, thresholds: Thresholds) -> int:
+    """After so long, if nothing else comes, it is worth another try."""
+    if wait is None:
+        return 30
+    over_ms = wait - thresholds.leave_share * thresholds.of("refuse", priority)
+    return min(RETRY_S_MAX, max(1, math.ceil(over_ms / 1000)))
+
+
+def held_for(before: float | None, ms: int) -> float:
+    """The moving mean of how long generations hold their slots, with one more."""
+    return float(ms) if before is None else before + HOLD_WEIGHT * (ms - before)
+
+
+def ahead_of(priority: Priority, waiting: dict[Priority, int]) -> int:
+    """Of what waits, what is served before a new request of this priority."""
+    return sum(waiting[one] for one in PRIORITIES[: PRIORITIES.index(priority) + 1])

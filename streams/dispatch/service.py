@@ -1,0 +1,198 @@
+"""What service a new request gets under the load of its pool, and what is told of the load.
+
+In stages (`streams.dispatch.load`): full; `shorten`, its longest output is bounded; `smaller_model`, it goes to the
+model that its own names as the smaller one, if it fits there and that one does not refuse too; `refuse`, it ends as
+refused with `high_demand` and a time to try again. Whoever is to wait for long is told so. What waits already is
+never degraded.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from schemas.events import GenerationAdmitted, LoadMeasured
+from schemas.models import Model
+from schemas.values import PRIORITIES, STAGES, Failure, Notice, Priority, Stage
+from streams.dispatch.load import Capacity, Level, ahead_of, next_level, not_above, retry_after_s, wait_ms
+from streams.dispatch.placement import is_fresh, slots_left
+from streams.dispatch.pool import Worker
+from streams.dispatch.round import Round
+from streams.log.steps import Output
+
+NO_WORKER = Failure(
+    code="no_worker", detail="No worker of this model runs now. Try again in a while.", retry_after_s=30
+)
+NO_WORKER_NOTICE = Notice(code="no_worker", detail="No worker of this model runs now; the reply waits for one.")
+QUEUE_FULL = Failure(
+    code="queue_full", detail="Too many requests are waiting. Try again in a moment.", retry_after_s=10
+)
+
+
+class Served(msgspec.Struct, frozen=True):
+    """It is taken, perhaps changed, and its reader is told something."""
+
+    admitted: GenerationAdmitted
+    notices: tuple[Notice, ...]
+
+
+def serve(round_: Round, event: GenerationAdmitted, models: Mapping[str, Model]) -> Served | Failure:
+    """What becomes of a new request, before anything of it is written."""
+    limits, priority = round_.limits, event.priority
+    notices = event.notices
+    stage = _stage(round_, event.model, priority)
+    if STAGES.index(stage) >= STAGES.index("smaller_model"):
+        smaller = _smaller(round_, event, models)
+        if smaller is not None:
+            notices = (*notices, Notice(code="smaller_model", detail=f"High demand: {smaller} answers this one."))
+            event = replace(event, model=smaller)
+            stage = _stage(round_, smaller, priority)
+    if STAGES.index(stage) >= STAGES.index("shorten"):
+        most = limits.thresholds.shortened_tokens
+        if event.sampling.max_output_tokens > most:
+            notices = (*notices, Notice(code="shortened", detail=f"High demand: at most {most} tokens of reply."))
+            event = replace(event, sampling=replace(event.sampling, max_output_tokens=most))
+    wait = _wait_ms(round_, event.model, priority)
+    if stage == "refuse":
+        return _high_demand(round_, wait, priority)
+    if wait is None and _is_without_workers(round_, event.model):
+        if limits.no_worker == "refuse":
+            return NO_WORKER
+        notices = (*notices, NO_WORKER_NOTICE)
+    elif wait is not None and wait >= limits.thresholds.notice_ms:
+        notices = (*notices, Notice(code="high_demand", detail=f"High demand: about {round(wait / 1000)} s to wait."))
+    chars = sum(len(message.content) for message in event.prompt)
+    if round_.waiting >= limits.queue_max or round_.waiting_chars + chars > limits.queue_chars_max:
+        return QUEUE_FULL
+    return Served(event, notices)
+
+
+def _high_demand(round_: Round, wait: int | None, priority: Priority) -> Failure:
+    after_s = retry_after_s(wait, priority, round_.limits.thresholds)
+    return Failure(
+        code="high_demand",
+        detail=f"Demand is higher than what can be served. Try again in {after_s} s.",
+        retry_after_s=after_s,
+    )
+
+
+def _smaller(round_: Round, event: GenerationAdmitted, models: Mapping[str, Model]) -> str | None:
+    """The model that takes over, if it can: it runs, the prompt fits with its output, and it does not refuse."""
+    model = models.get(event.model)
+    smaller = models.get(model.smaller or "") if model else None
+    if smaller is None or not capacity(round_, smaller.name).slots:
+        return None
+    fits = event.prompt_tokens_estimate + event.sampling.max_output_tokens <= smaller.context_tokens
+    within = event.sampling.max_output_tokens <= smaller.output_tokens_max
+    free = _stage(round_, smaller.name, event.priority) != "refuse"
+    return smaller.name if fits and within and free else None
+
+
+def observe(round_: Round) -> None:
+    """After everything else of a round: the stages follow the load, and the load is told."""
+    changed = False
+    round_.capacities.clear()
+    models = round_.models()
+    for model in sorted(models):
+        before = [_level(round_, model, priority) for priority in PRIORITIES]
+        for priority in PRIORITIES:
+            _stage(round_, model, priority)
+        changed = changed or before != [_level(round_, model, priority) for priority in PRIORITIES]
+        if any(worker.alive and worker.registered.model == model for worker in round_.workers.values()):
+            round_.empty_since_ms.pop(model, None)
+        else:
+            round_.empty_since_ms.setdefault(model, round_.flow_ms)
+    if changed or round_.flow_ms - round_.reported_flow_ms >= round_.limits.report_ms:
+        round_.reported_flow_ms = round_.flow_ms
+        round_.reports.extend(Output(event=measured(round_, model)) for model in sorted(models))
+
+
+def measured(round_: Round, model: str) -> LoadMeasured:
+    """The load as others are told it."""
+    has, waiting = capacity(round_, model), round_.waiting_of(model)
+    waits: dict[Priority, int | None] = {priority: _wait_ms(round_, model, priority) for priority in PRIORITIES}
+    stages = {priority: _shown(round_, model, priority) for priority in PRIORITIES}
+    refusing: list[Priority] = [priority for priority in PRIORITIES if stages[priority] == "refuse"]
+    return LoadMeasured(
+        pool=round_.name,
+        model=model,
+        measured_at_ms=round_.now_ms,
+        workers=has.workers,
+        slots=has.slots,
+        free_slots=has.free_slots,
+        kv_tokens=has.kv_tokens,
+        kv_tokens_held=has.kv_tokens_held,
+        running=has.running,
+        waiting_paid=waiting["paid"],
+        waiting_free=waiting["free"],
+        wait_paid_ms=waits["paid"],
+        wait_free_ms=waits["free"],
+        stage_paid=stages["paid"],
+        stage_free=stages["free"],
+        retry_after_s=max(
+            (retry_after_s(waits[priority], priority, round_.limits.thresholds) for priority in refusing), default=0
+        ),
+    )
+
+
+def capacity(round_: Round, model: str) -> Capacity:
+    """What the workers of the model have."""
+    if model not in round_.capacities:
+        round_.capacities[model] = _capacity(round_, model)
+    return round_.capacities[model]
+
+
+def _capacity(round_: Round, model: str) -> Capacity:
+    alike = [worker for worker in round_.workers.values() if worker.registered.model == model and worker.alive]
+    fresh = [worker for worker in alike if is_fresh(worker, round_.flow_ms, round_.limits)]
+    able: list[Worker] = [worker for worker in fresh if not worker.draining]
+    return Capacity(
+        workers=len(alike),
+        slots=sum(worker.registered.slots for worker in able),
+        free_slots=sum(slots_left(worker) for worker in able),
+        kv_tokens=sum(worker.registered.kv_tokens for worker in able),
+        kv_tokens_held=sum(worker.held_tokens for worker in able),
+        running=sum(worker.held for worker in able),
+    )
+
+
+def _wait_ms(round_: Round, model: str, priority: Priority) -> int | None:
+    ahead = ahead_of(priority, round_.waiting_of(model))
+    return wait_ms(capacity(round_, model), ahead, round_.hold_ms.get(model))
+
+
+def _stage(round_: Round, model: str, priority: Priority) -> Stage:
+    """The stage by now, kept; of paid traffic never above that of free traffic."""
+    thresholds = round_.limits.thresholds
+    has, waiting = capacity(round_, model), round_.waiting_of(model)
+    for one in PRIORITIES:
+        ahead = ahead_of(one, waiting)
+        round_.levels[model, one] = next_level(
+            _level(round_, model, one),
+            wait_ms(has, ahead, round_.hold_ms.get(model)),
+            kv_full=ahead > 0 and has.kv_share >= thresholds.kv_share,
+            priority=one,
+            thresholds=thresholds,
+            flow_ms=round_.flow_ms,
+        )
+    return _at(round_, model, priority)
+
+
+def _at(round_: Round, model: str, priority: Priority) -> Stage:
+    free = _level(round_, model, "free").stage
+    return free if priority == "free" else not_above(_level(round_, model, "paid").stage, free)
+
+
+def _shown(round_: Round, model: str, priority: Priority) -> Stage:
+    refusing = round_.limits.no_worker == "refuse" and _is_without_workers(round_, model)
+    return "refuse" if refusing else _at(round_, model, priority)
+
+
+def _level(round_: Round, model: str, priority: Priority) -> Level:
+    return round_.levels.get((model, priority), Level())
+
+
+def _is_without_workers(round_: Round, model: str) -> bool:
+    """Nobody has run the model for so long that it is no restart."""
+    since_ms = round_.empty_since_ms.get(model)
+    return since_ms is not None and round_.flow_ms - since_ms >= round_.limits.no_worker_ms
