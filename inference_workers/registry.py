@@ -87,7 +87,19 @@ def _tensorrt_llm(worker: WorkerSettings, own: TensorRtLlmSettings, slots: int, 
 def _openai_compatible(
     worker: WorkerSettings, own: OpenAiCompatibleSettings, slots: int, context_tokens: int
 ) -> Engine:
-    raise NotImplementedError
+    from inference_workers.engines.openai_compatible import OpenAiCompatibleEngine, UpstreamSettings
+
+    return OpenAiCompatibleEngine(
+        UpstreamSettings(
+            model=worker.served().name,
+            slots=slots,
+            context_tokens=context_tokens,
+            providers=own.providers(worker.served().name),
+            bytes_per_token=worker.served().bytes_per_token,
+            patience=own.patience(),
+            limits=own.limits(),
+        )
+    )
 
 
 ENGINES: Mapping[str, Offer] = {

@@ -53,8 +53,15 @@ def tensorrt() -> Engine:
     return TensorRtLlmEngine("fake", settings(), SLOTS, CONTEXT)
 
 
+def openai_compatible() -> Engine:
+    from workers.fake_openai import EngineOnFake
+
+    return EngineOnFake(SLOTS, CONTEXT)
+
+
 ENGINES: dict[str, Callable[[], Engine]] = {
     "llama_cpp": llama,
+    "openai_compatible": openai_compatible,
     "scripted": scripted,
     "simulated": simulated,
     "tensorrt_llm": tensorrt,

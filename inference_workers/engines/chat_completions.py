@@ -1,0 +1,255 @@
+"""OpenAI's Chat Completions as vLLM, SGLang, TensorRT-LLM and others speak it: the request, and what a chunk says.
+
+Pure. Of a reasoning model's thinking (`reasoning_content`, `reasoning`) nothing is shown: it is no part of the reply,
+and must not come back as one in the next turn's prompt. Its tokens are counted and paid for like all others.
+"""
+
+import hashlib
+import json
+from typing import Any, Literal
+
+import msgspec
+
+from inference_workers.engine import Finish, GenerationRequest, Value
+
+UsageMode = Literal["no", "end", "each"]
+PriorityMode = Literal["no", "low_first", "high_first", "fraction"]
+"""How an upstream takes priorities: 0 to 100, the lower or the higher the sooner, or as we do, 0 to 1."""
+
+
+class Dialect(Value, frozen=True):
+    """What an upstream takes beyond messages, and under which names."""
+
+    model: str
+    max_tokens_as: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    sampling: bool = True
+    """`temperature`, `top_p` and `seed`; false for models that refuse them."""
+    top_k: bool = False
+    cache_salt: bool = False
+    priority: PriorityMode = "no"
+    usage: UsageMode = "end"
+    stop_max: int = 4
+    """Stop sequences that it takes; all of them are held to on our side too."""
+
+
+PRIORITY_STEPS = 100
+
+
+def body(request: GenerationRequest, dialect: Dialect, key: str) -> dict[str, Any]:
+    """The request's body. It holds nothing of ours but the prompt: no id, no account.
+
+    The salt is sent as a hash with the provider's key: equal accounts have equal salts at one provider, and nobody
+    can tell from it which account it is.
+    """
+    asked: dict[str, Any] = {
+        "model": dialect.model,
+        "messages": [{"role": message.role, "content": message.content} for message in request.messages],
+        dialect.max_tokens_as: request.max_tokens,
+        "stream": True,
+    }
+    if dialect.sampling:
+        asked["temperature"] = request.temperature
+        asked["top_p"] = request.top_p
+        if request.seed is not None:
+            asked["seed"] = request.seed % 2**31
+    if dialect.top_k and request.top_k is not None:
+        asked["top_k"] = request.top_k
+    if request.stop and dialect.stop_max:
+        asked["stop"] = list(request.stop[: dialect.stop_max])
+    if dialect.cache_salt and request.cache_salt is not None:
+        asked["cache_salt"] = salt_of(request.cache_salt, key)
+    if dialect.priority != "no":
+        asked["priority"] = priority_of(request.priority, dialect.priority)
+    if dialect.usage != "no":
+        asked["stream_options"] = {"include_usage": True}
+        if dialect.usage == "each":
+            asked["stream_options"]["continuous_usage_stats"] = True
+    return asked
+
+
+def priority_of(priority: float, mode: PriorityMode) -> float:
+    """A priority from 0 to 1 as an upstream takes it."""
+    priority = min(max(priority, 0.0), 1.0)
+    rank = round(priority * PRIORITY_STEPS)
+    return priority if mode == "fraction" else rank if mode == "high_first" else PRIORITY_STEPS - rank
+
+
+def salt_of(salt: str, key: str) -> str:
+    """The salt as it leaves the house."""
+    return hashlib.blake2b(salt.encode(), key=hashlib.sha256(key.encode()).digest(), digest_size=32).hexdigest()
+
+
+class Tokens(Value, frozen=True):
+    """Of one generation so far, as the upstream counts."""
+
+    prompt: int
+    cached: int
+    output: int
+
+
+class Part(Value, frozen=True):
+    """What one chunk says."""
+
+    text: str = ""
+    thought: bool = False
+    """It holds thinking, which is not shown."""
+    finish: str | None = None
+    """The upstream's own word."""
+    tokens: Tokens | None = None
+
+
+class Malformed(ValueError):
+    """A chunk is not what it should be."""
+
+
+class ErrorInside(Exception):
+    """A chunk is an error object."""
+
+    def __init__(self, told: object) -> None:
+        super().__init__("an error object in the stream")
+        self.told = told
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: Any = None
+    refusal: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    index: int = 0
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    prompt_cache_hit_tokens: int | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    object: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Chunk)
+
+
+def part_of(event_type: bytes, data: bytes) -> Part:
+    """What an event's data says. Raises `Malformed` or `ErrorInside`."""
+    try:
+        chunk = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        chunk = _leniently(data, error)
+    if chunk.error or chunk.object == "error" or event_type == b"error":
+        raise ErrorInside(json.loads(data))
+    text, thought, finish = "", False, None
+    for choice in chunk.choices or ():
+        if choice.index:
+            continue
+        finish = choice.finish_reason or finish
+        if choice.delta is not None:
+            text += _text(choice.delta.content) + _text(choice.delta.refusal)
+            thought = thought or bool(choice.delta.reasoning_content or choice.delta.reasoning)
+    return Part(text=text, thought=thought, finish=finish, tokens=_tokens(chunk.usage))
+
+
+def _leniently(data: bytes, error: Exception) -> _Chunk:
+    """A chunk whose text holds half a surrogate pair is JSON, but no text yet (see `Characters`)."""
+    try:
+        return msgspec.convert(json.loads(data), _Chunk)
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        raise Malformed(str(error)) from error
+
+
+def _text(content: object) -> str:
+    """A text, or a list of parts of which the texts count."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_text(part.get("text")) for part in content if isinstance(part, dict))
+    return ""
+
+
+def _tokens(usage: _Usage | None) -> Tokens | None:
+    if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
+        return None
+    details = usage.prompt_tokens_details
+    cached = (details.cached_tokens if details is not None else None) or usage.prompt_cache_hit_tokens or 0
+    prompt = max(0, usage.prompt_tokens)
+    return Tokens(prompt=prompt, cached=min(max(0, cached), prompt), output=max(0, usage.completion_tokens))
+
+
+class Characters:
+    """Puts characters together that an upstream has split into two surrogates, one in each of two chunks."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def add(self, text: str) -> str:
+        """The next text; half a pair at its end is held back."""
+        if not self._held and text.isascii():
+            return text
+        text = self._held + text
+        self._held = ""
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._held = text[:-1], text[-1]
+        return _paired(text)
+
+    def rest(self) -> str:
+        """What never was completed, as a decoder would show it."""
+        text, self._held = self._held, ""
+        return _paired(text)
+
+
+def _paired(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+_FINISHES: dict[str, Finish] = {
+    "stop": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
+}
+
+Broken = Literal["filtered", "tool", "aborted", "unknown"]
+
+
+def finish_of(word: str) -> Finish | Broken:
+    """What an upstream's `finish_reason` means.
+
+    `filtered`: its content filter ended it; `tool`: it wants a tool called, which was not offered; `aborted`: it broke
+    off; `unknown`: a word of its own, which is never taken for success.
+    """
+    finish = _FINISHES.get(word.lower())
+    if finish is not None:
+        return finish
+    match word.lower():
+        case "content_filter" | "safety" | "recitation":
+            return "filtered"
+        case "tool_calls" | "function_call" | "tool_use":
+            return "tool"
+        case "abort" | "aborted" | "cancelled" | "error" | "timeout" | "insufficient_system_resource":
+            return "aborted"
+        case _:
+            return "unknown"
