@@ -32,8 +32,25 @@ def streams(role: Role = None, check: Check = False) -> None:
     _become("streams", (_known(role, STREAM_ROLES),), check=check)
 
 
-def worker(check: Check = False) -> None:
-    """A worker with its engine (TURNLOG_ENGINE)."""
+def worker(
+    check: Check = False,
+    engine: Annotated[str | None, typer.Option(help="The engine; wins over TURNLOG_ENGINE.")] = None,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Start the engine without Kafka, check it, exit.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="The self-test as one JSON object, the last line.")] = False,
+    streams: Annotated[
+        int, typer.Option(min=0, help="Generations at once in the self-test; 0: the slots, up to 16.")
+    ] = 0,
+) -> None:
+    """A worker with its engine (TURNLOG_ENGINE), or that engine's self-test."""
+    if engine is not None:
+        os.environ["TURNLOG_ENGINE"] = engine
+    if self_test and not check:
+        told = ("--streams", str(streams), *(("--json",) if json else ()))
+        _become("inference_workers.self_test", told, check=False)
+    if json or streams:
+        raise typer.BadParameter("--json and --streams belong to --self-test.")
     _become("inference_workers", (), check=check)
 
 
