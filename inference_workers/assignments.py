@@ -6,8 +6,8 @@ No I/O, no clock: calls say what happened, and return the actions to carry out, 
    another worker has taken this inbox: everything stops silently, and so does the worker.
 2. A generation is taken once, however often its request comes. Of two attempts at one reply the higher one is kept;
    the lower one stops silently.
-3. At most `slots` run; the others wait, strictly by priority, in order of arrival within one. Beyond `waiting_max`
-   a request is given back at once.
+3. At most `slots` run, and no more than the engine's KV tokens hold (one that is larger runs alone); the others wait,
+   strictly by priority, in order of arrival within one. Beyond `waiting_max` a request is given back at once.
 4. A cancellation may come before its request: it is remembered for `REMEMBER_MS`, the newest `REMEMBER_MAX` of them.
    A cancelled generation ends as `cancelled`, whether it runs or not; one that waits never starts.
 5. A revoked generation stops silently: nothing that it emits counts any more.
@@ -31,7 +31,9 @@ RECENT_MAX = 8_192
 
 V = TypeVar("V")
 
-StopReason = Literal["cancelled", "deadline", "stalled", "undeliverable", "handed_back", "revoked", "superseded"]
+StopReason = Literal[
+    "cancelled", "deadline", "stalled", "engine_stuck", "undeliverable", "handed_back", "revoked", "superseded"
+]
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -87,13 +89,15 @@ DEADLINE = Failure(code="deadline_exceeded", detail="the reply was not finished 
 class Assignments:
     """The state machine of one worker under one lease epoch; see the rules above."""
 
-    def __init__(self, *, epoch: int, slots: int, waiting_max: int) -> None:
+    def __init__(self, *, epoch: int, slots: int, waiting_max: int, kv_tokens: int = 0) -> None:
         self.epoch = epoch
         self.slots = slots
+        self.kv_tokens = kv_tokens
         self.waiting_max = waiting_max
         self.draining = False
         self.superseded = False
         self._running: dict[str, Taken] = {}
+        self._kv_tokens_taken = 0
         self._stopping: set[str] = set()
         self._waiting: dict[Priority, deque[Taken]] = {priority: deque() for priority in PRIORITIES}
         self._cancelled: OrderedDict[str, int] = OrderedDict()
@@ -164,7 +168,9 @@ class Assignments:
 
     def freed(self, generation_id: str, now_ms: int) -> list[Action]:
         """The engine is done with a generation: its slot is free."""
-        self._running.pop(generation_id, None)
+        taken = self._running.pop(generation_id, None)
+        if taken is not None:
+            self._kv_tokens_taken -= taken.request.kv_tokens
         self._stopping.discard(generation_id)
         return self._begin_next(now_ms)
 
@@ -182,11 +188,11 @@ class Assignments:
         self.draining = True
         return [GiveBack(taken) for taken in self._drop_waiting(lambda _: True)]
 
-    def give_up(self) -> list[Action]:
-        """The grace is over (or the engine is dead): hand back what still runs."""
+    def give_up(self, reason: StopReason = "handed_back") -> list[Action]:
+        """The grace is over (or the engine does not work any more): hand back what still runs."""
         actions = self.drain()
         for generation_id in list(self._running):
-            actions += self.stop(generation_id, "handed_back")
+            actions += self.stop(generation_id, reason)
         return actions
 
     def _supersede(self, epoch: int) -> list[Action]:
@@ -215,14 +221,23 @@ class Assignments:
         actions: list[Action] = []
         for priority in PRIORITIES:
             queue = self._waiting[priority]
-            while queue and len(self._running) < self.slots:
+            while queue and self._has_room(queue[0].request):
                 taken = queue.popleft()
                 if taken.request.deadline_at_ms <= now_ms:
                     actions.append(EndUnstarted(taken, cancelled=False, error=DEADLINE))
                     continue
                 self._running[taken.id] = taken
+                self._kv_tokens_taken += taken.request.kv_tokens
                 actions.append(Begin(taken))
+            if queue:
+                break
         return actions
+
+    def _has_room(self, request: GenerationRequested) -> bool:
+        if len(self._running) >= self.slots:
+            return False
+        fits = self._kv_tokens_taken + request.kv_tokens <= self.kv_tokens
+        return fits or self.kv_tokens == 0 or not self._running
 
     def _held(self) -> list[Taken]:
         return [*self._running.values(), *(taken for queue in self._waiting.values() for taken in queue)]

@@ -18,6 +18,9 @@ from streams.log.trace import trace_id
 logger = structlog.get_logger("inference_workers")
 
 
+UNDELIVERABLE = "undeliverable"
+
+
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where generations run: the worker and its lease."""
 
@@ -63,7 +66,9 @@ class Journal:
             failed,
         )
 
-    async def ended(self, taken: Taken, event: GenerationEnded, queued_ms: int, lost: Callable[[], bool]) -> bool:
+    async def ended(
+        self, taken: Taken, event: GenerationEnded, queued_ms: int, lost: Callable[[], bool], ran_ms: int = 0
+    ) -> bool:
         """Write the end, and once it is acknowledged that the generation is finished; False: it did not get there.
 
         `lost` says whether something before the end did not get there: then the end does not count either.
@@ -71,19 +76,19 @@ class Journal:
         try:
             await self._writer.append(Output(event=event, cause=taken.envelope))
         except (LogFull, NotAppended):
-            self.handed_back(taken)
+            self.handed_back(taken, UNDELIVERABLE)
             return False
         if lost():
-            self.handed_back(taken)
+            self.handed_back(taken, UNDELIVERABLE)
             return False
-        self._finished(taken, event, queued_ms)
+        self._finished(taken, event, queued_ms, ran_ms, "")
         return True
 
-    def handed_back(self, taken: Taken) -> None:
+    def handed_back(self, taken: Taken, reason: str = "") -> None:
         """The generation is not ended, and not run here any more."""
-        self._finished(taken, None, 0)
+        self._finished(taken, None, 0, 0, reason)
 
-    def _finished(self, taken: Taken, end: GenerationEnded | None, queued_ms: int) -> None:
+    def _finished(self, taken: Taken, end: GenerationEnded | None, queued_ms: int, ran_ms: int, reason: str) -> None:
         request = taken.request
         event = GenerationFinished(
             pool=self._place.pool,
@@ -96,6 +101,8 @@ class Journal:
             returned=end is None,
             queued_ms=queued_ms,
             usage=None if end is None else end.usage,
+            reason=reason,
+            ran_ms=ran_ms,
         )
         self._tell(Output(event=event, cause=taken.envelope))
 
@@ -137,10 +144,10 @@ async def end_unstarted(journal: Journal, action: EndUnstarted) -> None:
     try:
         journal.started(taken, lambda _: lost.set())
     except (LogFull, NotAppended):
-        journal.handed_back(taken)
+        journal.handed_back(taken, UNDELIVERABLE)
         return
     told = await journal.ended(taken, event, waited_ms, lost.is_set)
-    report(taken, outcome if told else HandBack("undeliverable"), usage, 0)
+    report(taken, outcome if told else HandBack(UNDELIVERABLE), usage, 0)
 
 
 def end_event(

@@ -1,6 +1,6 @@
 """How a generation's end is told: from what happened in the engine to the status that the log gets."""
 
-from typing import Literal
+from collections.abc import Sequence
 
 import msgspec
 
@@ -38,8 +38,6 @@ class Silence(msgspec.Struct, frozen=True):
 
 Outcome = Ending | HandBack | Silence
 
-STALLED = Failure(code="engine_stalled", detail="the engine gave no token for too long")
-
 _FINISHED: dict[Finish, EndStatus] = {"stop": "completed", "length": "length"}
 
 
@@ -56,8 +54,8 @@ def stopped(reason: StopReason) -> Outcome:
         case "deadline":
             return Ending("failed", DEADLINE)
         case "stalled":
-            return Ending("failed", STALLED)
-        case "undeliverable" | "handed_back":
+            return HandBack("engine_stalled")
+        case "engine_stuck" | "undeliverable" | "handed_back":
             return HandBack(reason)
         case "revoked" | "superseded":
             return Silence(reason)
@@ -94,5 +92,17 @@ def is_stalled(patience: Patience, *, began_s: float, last_token_s: float | None
     return now_s - last_token_s > patience.token_s
 
 
-Health = Literal["well", "dead", "stuck"]
-"""Of an engine. `stuck`: it does not give up a slot that it was told to; replace it after a drain."""
+def is_hung(patience: Patience, heard_s: Sequence[tuple[float, float | None]], now_s: float) -> bool:
+    """Whether the whole engine has fallen silent: one generation is stalled, and none of several has got a token.
+
+    Args:
+        patience: how long is too long.
+        heard_s: of each generation, when it began, and when its last token came (None: none has).
+        now_s: the same clock's time.
+    """
+    if len(heard_s) < 2 or not any(
+        is_stalled(patience, began_s=began_s, last_token_s=last_s, now_s=now_s) for began_s, last_s in heard_s
+    ):
+        return False
+    newest = max((last_s for _, last_s in heard_s if last_s is not None), default=None)
+    return newest is None or now_s - newest > patience.token_s

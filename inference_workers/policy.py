@@ -15,6 +15,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How long the engine may take to give up a slot before it counts as stuck."""
     hand_back_s: float = 5.0
     """How long handing back and releasing may take at the end."""
+    stats_stale_s: float = 5.0
+    """So old the engine's statistics may be; then the worker says that it is full."""
     waiting_max: int = 64
     cancellations_from_ms: int = 300_000
     """How far back cancellations are read at the start."""

@@ -9,16 +9,20 @@ The slot is free when the engine has given it up, which may be before or after t
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from inference_workers.assignments import StopReason, Taken
 from inference_workers.engine import Engine, EngineDead, EngineError, Finish, Generation, GenerationRequest
-from inference_workers.journal import Journal, end_event, report, since
+from inference_workers.journal import UNDELIVERABLE, Journal, end_event, report, since
 from inference_workers.outcomes import Ending, HandBack, Outcome, broke, finished, stopped
 from inference_workers.pieces import Burst, Pieces
-from schemas.values import Timings
+from schemas.prefix import salt_of
+from schemas.values import Priority, Timings
+
+PRIORITY: Mapping[Priority, float] = {"paid": 0.75, "free": 0.25}
+"""For engines that order what waits inside of them."""
 
 RELEASE_S = 0.2
 """How long the end waits for the engine to give up the slot, so that usage is final."""
@@ -50,7 +54,13 @@ class Run:
         self._closing: asyncio.Task[None] | None = None
         self._began_ms = journal.now_ms()
         self._first_ms: int | None = None
+        self._texts: list[str] = []
         self._generation: Generation = engine.generate(engine_request(taken))
+
+    @property
+    def text(self) -> str:
+        """What the engine has said so far."""
+        return "".join(self._texts)
 
     def stop(self, reason: StopReason) -> None:
         """Stop the engine; the end follows in `run`."""
@@ -82,6 +92,7 @@ class Run:
                     self._first_ms = self._journal.now_ms()
                 finish = chunk.finish
                 pieces.add(chunk.text, chunk.tokens)
+                self._texts.append(chunk.text)
                 if finish is None:
                     burst.offer(pieces)
         except EngineDead as error:
@@ -98,7 +109,7 @@ class Run:
     async def _tell(self, outcome: Outcome) -> None:
         usage = self._generation.usage
         if isinstance(outcome, Ending) and not await self._pieces.finish():
-            outcome = HandBack("undeliverable")
+            outcome = HandBack(UNDELIVERABLE)
         if isinstance(outcome, Ending):
             request = self.taken.request
             event = end_event(
@@ -116,10 +127,11 @@ class Run:
                 now_ms=self._journal.now_ms(),
             )
             queued_ms = since(request.submitted_at_ms, self._began_ms)
-            if not await self._journal.ended(self.taken, event, queued_ms, lambda: self._pieces.lost):
-                outcome = HandBack("undeliverable")
+            ran_ms = since(self._began_ms, self._journal.now_ms())
+            if not await self._journal.ended(self.taken, event, queued_ms, lambda: self._pieces.lost, ran_ms):
+                outcome = HandBack(UNDELIVERABLE)
         elif isinstance(outcome, HandBack):
-            self._journal.handed_back(self.taken)
+            self._journal.handed_back(self.taken, outcome.because)
         report(self.taken, outcome, usage, self._pieces.next_seq - 1)
 
     def _close(self) -> asyncio.Task[None]:
@@ -140,5 +152,6 @@ def engine_request(taken: Taken) -> GenerationRequest:
         top_p=sampling.top_p,
         seed=sampling.seed,
         stop=sampling.stop,
-        cache_salt=request.account_id,
+        cache_salt=salt_of(request.account_id),
+        priority=PRIORITY[request.priority],
     )

@@ -7,7 +7,10 @@ It decides nothing itself: `inference_workers.assignments` says what to do, this
 2. The offset of its registration is its lease epoch. The lease is renewed from the event loop that generates, so a
    worker that hangs loses it.
 3. Told to stop, it takes nothing new, lets what runs finish within the grace, hands back the rest and releases its
-   inbox. When its engine is dead or stuck it does the same at once, and exits to be replaced.
+   inbox. So it does when its engine keeps a slot that it was told to give up. When the engine is dead, or all of it has
+   fallen silent, it hands back at once; either way it exits to be replaced.
+4. A single generation that has fallen silent is handed back; the others go on.
+5. An engine that has stopped telling how it is counts as full.
 """
 
 import asyncio
@@ -23,9 +26,11 @@ from inference_workers.assignments import Action, Assignments, Begin, EndUnstart
 from inference_workers.engine import Engine, EngineDead
 from inference_workers.intake import Batch, Intake, by_priority
 from inference_workers.journal import Journal, Place, end_unstarted
-from inference_workers.outcomes import is_stalled
+from inference_workers.leases import Leases
+from inference_workers.outcomes import is_hung, is_stalled
 from inference_workers.pieces import Burst, Pieces
 from inference_workers.policy import Policy
+from inference_workers.prefixes import Prefixes
 from inference_workers.run import Run, Told
 from schemas.codec import Envelope
 from schemas.events import (
@@ -33,9 +38,7 @@ from schemas.events import (
     Event,
     GenerationRequested,
     GenerationRevoked,
-    WorkerLeased,
     WorkerRegistered,
-    WorkerReleased,
 )
 from schemas.topics import CANCELLATIONS, TOKENS, inference
 from schemas.values import PRIORITIES
@@ -44,7 +47,9 @@ from streams.log.steps import LogError, LogFull, NotAppended, Output, Partition,
 
 logger = structlog.get_logger("inference_workers")
 
-Exit = Literal["drained", "superseded", "engine_dead", "engine_stuck"]
+Exit = Literal["drained", "superseded", "engine_dead", "engine_hung", "engine_stuck"]
+AT_ONCE: frozenset[Exit] = frozenset({"engine_dead", "engine_hung", "superseded"})
+"""Why nobody waits for what runs."""
 
 
 def wall_ms() -> int:
@@ -77,7 +82,6 @@ class Worker:
         self._heartbeat = heartbeat
         self._runs: dict[str, Run] = {}
         self._leaving: Exit | None = None
-        self._renewal = 0
         self._look = asyncio.Event()
         self._arrivals: asyncio.Queue[Batch | BaseException] = asyncio.Queue()
 
@@ -106,12 +110,12 @@ class Worker:
             )
         )
         self._epoch: int = place.offset
-        self._assignments = Assignments(epoch=self._epoch, slots=info.slots, waiting_max=self._policy.waiting_max)
-        self._journal = Journal(
-            self._writer,
-            Place(pool=self._pool, inbox=self._inbox, epoch=self._epoch, instance=self._instance, model=info.model),
-            self._now_ms,
+        self._assignments = Assignments(
+            epoch=self._epoch, slots=info.slots, waiting_max=self._policy.waiting_max, kv_tokens=info.kv_tokens
         )
+        here = Place(pool=self._pool, inbox=self._inbox, epoch=self._epoch, instance=self._instance, model=info.model)
+        self._journal = Journal(self._writer, here, self._now_ms)
+        self._leases = Leases(here, Prefixes(info.kv_tokens), self._policy.stats_stale_s)
         self._burst = Burst()
         self._partitions = await asyncio.to_thread(self._log.partitions, TOKENS.name)
         self._told = Told(freed=self._freed, lost=self._lost, dead=self._dead, stuck=self._stuck)
@@ -134,7 +138,7 @@ class Worker:
                 await self._watch(stop)
                 receiving.cancel()
             if self._leaving != "superseded":
-                self._append(self._released())
+                self._append(self._leases.released())
             with contextlib.suppress(LogError):  # what is lost here, the expiry of the lease makes good
                 await asyncio.to_thread(self._writer.flush, self._policy.hand_back_s)
         finally:
@@ -184,8 +188,10 @@ class Worker:
             if give_up_s is not None:
                 if not self._runs or (until_s is not None and now_s >= until_s):
                     return
-                if until_s is None and (now_s >= give_up_s or self._leaving in ("engine_dead", "superseded")):
-                    self._do(self._assignments.give_up())
+                if until_s is None and (now_s >= give_up_s or self._leaving in AT_ONCE):
+                    self._do(
+                        self._assignments.give_up("engine_stuck" if self._leaving == "engine_hung" else "handed_back")
+                    )
                     until_s = now_s + self._policy.hand_back_s
             self._do(self._assignments.tick(self._now_ms()))
             self._stop_stalled(now_s)
@@ -197,6 +203,11 @@ class Worker:
                 await asyncio.wait_for(self._look.wait(), self._policy.tick_s)
 
     def _stop_stalled(self, now_s: float) -> None:
+        heard_s = [(run.began_s, run.last_token_s) for run in self._runs.values()]
+        if self._leaving is None and is_hung(self._policy.patience, heard_s, now_s):
+            logger.error("engine_hung", running=len(self._runs))
+            self._leaving = "engine_hung"
+            return
         for generation_id, run in list(self._runs.items()):
             if is_stalled(self._policy.patience, began_s=run.began_s, last_token_s=run.last_token_s, now_s=now_s):
                 self._do(self._assignments.stop(generation_id, "stalled"))
@@ -228,6 +239,7 @@ class Worker:
             self._journal.handed_back(taken)
             self._freed(taken.id)
             return
+        self._leases.cached(taken.request)
         run = Run(taken, self._engine, self._journal, pieces, self._burst)
         self._runs[taken.id] = run
         self._tasks.create_task(self._carry(run))
@@ -238,6 +250,7 @@ class Worker:
         finally:
             del self._runs[run.taken.id]
             self._look.set()
+        self._leases.cached(run.taken.request, run.text)
 
     def _freed(self, generation_id: str) -> None:
         self._do(self._assignments.freed(generation_id, self._now_ms()))
@@ -256,25 +269,9 @@ class Worker:
         self._look.set()
 
     def _lease(self) -> None:
-        stats, info = self._engine.stats(), self._engine.info()
         self._journal.tell_again()
-        self._renewal += 1
-        self._append(
-            WorkerLeased(
-                pool=self._pool,
-                instance=self._instance,
-                inbox=self._inbox,
-                epoch=self._epoch,
-                renewal=self._renewal,
-                free_slots=self._assignments.free_slots,
-                free_kv_tokens=max(0, info.kv_tokens - stats.kv_tokens_used),
-                draining=self._assignments.draining,
-            )
-        )
+        self._append(self._leases.renewed(self._assignments, self._engine.stats(), self._engine.info()))
         self._heartbeat(f"{self._assignments.running} running, {self._assignments.waiting} waiting")
-
-    def _released(self) -> WorkerReleased:
-        return WorkerReleased(pool=self._pool, instance=self._instance, inbox=self._inbox, epoch=self._epoch)
 
     def _append(self, event: Event) -> None:
         try:

@@ -21,7 +21,13 @@ EPOCH = 10
 
 
 def request(
-    name: str, *, epoch: int = EPOCH, attempt: int = 1, priority: Priority = "paid", deadline_at_ms: int = 10**9
+    name: str,
+    *,
+    epoch: int = EPOCH,
+    attempt: int = 1,
+    priority: Priority = "paid",
+    deadline_at_ms: int = 10**9,
+    kv_tokens: int = 0,
 ) -> Envelope[GenerationRequested]:
     event = GenerationRequested(
         pool="default",
@@ -37,6 +43,7 @@ def request(
         sampling=Sampling(max_output_tokens=10),
         submitted_at_ms=0,
         deadline_at_ms=deadline_at_ms,
+        kv_tokens=kv_tokens,
     )
     return Envelope(event=event, source="test")
 
@@ -49,8 +56,8 @@ def revoke(name: str, attempt: int = 1, epoch: int = EPOCH) -> GenerationRevoked
     return GenerationRevoked(pool="default", epoch=epoch, reply_id=name, generation_id=f"{name}-{attempt}")
 
 
-def machine(slots: int = 1, waiting_max: int = 10) -> Assignments:
-    return Assignments(epoch=EPOCH, slots=slots, waiting_max=waiting_max)
+def machine(slots: int = 1, waiting_max: int = 10, kv_tokens: int = 0) -> Assignments:
+    return Assignments(epoch=EPOCH, slots=slots, waiting_max=waiting_max, kv_tokens=kv_tokens)
 
 
 def shown(actions: list[Action]) -> list[object]:
@@ -166,6 +173,22 @@ def test_draining_gives_back_what_waits_and_what_arrives() -> None:
     assert shown(m.requested(request("c"), 0)) == [("GiveBack", "c-1")]
     assert m.free_slots == 0
     assert shown(m.give_up()) == [("Stop", "a-1", "handed_back")]
+
+
+def test_no_more_start_than_the_kv_cache_holds_and_none_passes_another() -> None:
+    m = machine(slots=4, kv_tokens=100)
+    assert shown(m.requested(request("a", kv_tokens=60), 0)) == [("Begin", "a-1")]
+    assert m.requested(request("large", kv_tokens=41), 0) == []
+    assert m.requested(request("small", kv_tokens=10), 0) == []
+    assert m.requested(request("free", kv_tokens=1, priority="free"), 0) == []
+    assert shown(m.freed("a-1", 0)) == [("Begin", "large-1"), ("Begin", "small-1"), ("Begin", "free-1")]
+
+
+def test_one_that_is_larger_than_the_kv_cache_runs_alone() -> None:
+    m = machine(slots=4, kv_tokens=100)
+    assert shown(m.requested(request("huge", kv_tokens=500), 0)) == [("Begin", "huge-1")]
+    assert m.requested(request("b", kv_tokens=1), 0) == []
+    assert shown(m.freed("huge-1", 0)) == [("Begin", "b-1")]
 
 
 def test_deadlines_hold_for_waiting_and_running() -> None:

@@ -7,9 +7,20 @@ from inference_workers.engine import (
     EngineDead,
     EngineError,
     EngineOverloaded,
+    Interrupted,
     InvalidRequest,
 )
-from inference_workers.outcomes import Ending, HandBack, Patience, Silence, broke, finished, is_stalled, stopped
+from inference_workers.outcomes import (
+    Ending,
+    HandBack,
+    Patience,
+    Silence,
+    broke,
+    finished,
+    is_hung,
+    is_stalled,
+    stopped,
+)
 
 
 def test_an_engines_own_ends() -> None:
@@ -33,22 +44,21 @@ def test_errors_of_a_request_end_it(error: EngineError, status: str, code: str) 
     assert (outcome.error.code, outcome.error.detail) == (code, str(error))
 
 
-@pytest.mark.parametrize("error", [EngineDead("dead"), EngineOverloaded("full")])
+@pytest.mark.parametrize("error", [EngineDead("dead"), EngineOverloaded("full"), Interrupted("the connection broke")])
 def test_errors_of_the_engine_hand_the_reply_on(error: EngineError) -> None:
     assert isinstance(broke(error), HandBack)
 
 
 def test_reasons_of_the_worker() -> None:
     assert stopped("cancelled") == Ending("cancelled")
-    deadline, stalled = stopped("deadline"), stopped("stalled")
+    deadline = stopped("deadline")
     assert isinstance(deadline, Ending)
-    assert isinstance(stalled, Ending)
     assert deadline.error is not None
-    assert stalled.error is not None
     assert deadline.error.code == "deadline_exceeded"
-    assert stalled.error.code == "engine_stalled"
-    assert isinstance(stopped("handed_back"), HandBack)
-    assert isinstance(stopped("undeliverable"), HandBack)
+    assert stopped("stalled") == HandBack("engine_stalled")
+    assert stopped("engine_stuck") == HandBack("engine_stuck")
+    assert stopped("handed_back") == HandBack("handed_back")
+    assert stopped("undeliverable") == HandBack("undeliverable")
     assert isinstance(stopped("revoked"), Silence)
     assert isinstance(stopped("superseded"), Silence)
 
@@ -59,3 +69,23 @@ def test_silence_counts_from_the_last_token_and_longer_before_the_first() -> Non
     assert is_stalled(patience, began_s=0, last_token_s=None, now_s=301)
     assert not is_stalled(patience, began_s=0, last_token_s=500, now_s=559)
     assert is_stalled(patience, began_s=0, last_token_s=500, now_s=561)
+
+
+PATIENCE = Patience(first_token_s=300, token_s=60)
+
+
+@pytest.mark.parametrize(
+    ("heard_s", "hung"),
+    [
+        ([], False),
+        ([(0.0, 100.0)], False),  # one alone may be its own fault
+        ([(0.0, 100.0), (0.0, 130.0)], True),
+        ([(0.0, 100.0), (0.0, 141.0)], False),  # another one goes on
+        ([(0.0, 145.0), (0.0, None)], False),  # nobody is stalled yet
+        ([(0.0, 100.0), (150.0, None)], True),  # the new one waits for its first token, on an engine without life
+    ],
+)
+def test_an_engine_is_hung_when_none_of_several_gets_a_token(
+    heard_s: list[tuple[float, float | None]], *, hung: bool
+) -> None:
+    assert is_hung(PATIENCE, heard_s, now_s=201.0) is hung

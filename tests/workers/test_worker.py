@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from inference_workers.engine import Engine
+from inference_workers.engine import Engine, EngineStats
 from inference_workers.engines.clock import RealClock
 from inference_workers.engines.scripted import ScriptedEngine
 from inference_workers.engines.simulated import SimulatedEngine
@@ -33,6 +33,7 @@ from schemas.events import (
     WorkerReleased,
 )
 from schemas.ids import text_digest
+from schemas.prefix import blocks, salt_of, unpacked
 from schemas.reply import Reply, apply
 from schemas.topics import inference
 from schemas.values import Priority, PromptMessage, Sampling, Usage
@@ -386,20 +387,75 @@ async def test_errors_end_the_reply_with_a_code_of_their_own(
     assert bench.folded("r").phase == "ended"
 
 
-async def test_a_hung_engine_fails_its_own_reply_only(benches: list[Bench]) -> None:
+async def test_a_generation_that_falls_silent_is_handed_back_and_the_others_go_on(benches: list[Bench]) -> None:
     policy = Policy(tick_s=0.01, lease_s=0.05, patience=Patience(first_token_s=0.15, token_s=0.15))
-    bench = await start(benches, policy=policy)
+    bench = await start(benches, scripted(slots=3), policy=policy)
     bench.request("hung", {"chunks": 9, "hang_at": 2})
     bench.request("silent", {"chunks": 9, "hang_at": 0})
     bench.request("fine", {"chunks": 40, "every_ms": 10})
-    hung, silent, fine = [await bench.ended(name) for name in ("hung", "silent", "fine")]
-    assert hung.error is not None
-    assert silent.error is not None
-    assert (hung.status, hung.error.code) == ("failed", "engine_stalled")
-    assert (silent.status, silent.error.code) == ("failed", "engine_stalled")
+    fine = await bench.ended("fine")
+    for name in ("hung", "silent"):
+        await bench.until(lambda name=name: bench.finished(name) is not None)  # type: ignore[misc]
+        told = bench.finished(name)
+        assert told is not None
+        assert (told.returned, told.reason) == (True, "engine_stalled")
+        assert bench.end(name) is None
     assert bench.text("hung") == "word1 word2"
     assert fine.status == "completed"
     assert bench.engine.stats().active == 0
+    assert not bench.task.done()
+
+
+async def test_an_engine_that_has_fallen_silent_altogether_is_left_at_once(benches: list[Bench]) -> None:
+    policy = Policy(tick_s=0.01, lease_s=0.05, patience=Patience(first_token_s=60, token_s=0.15), hand_back_s=1.0)
+    bench = await start(benches, scripted(slots=4), policy=policy)
+    bench.request("one", {"chunks": 9, "hang_at": 2})
+    bench.request("two", {"chunks": 9, "hang_at": 3})
+    bench.request("new", {"chunks": 9, "hang_at": 0})
+    assert await asyncio.wait_for(bench.task, WITHIN_S) == "engine_hung"
+    told = [bench.finished(name) for name in ("one", "two", "new")]
+    assert {(one.returned, one.reason) for one in told if one} == {(True, "engine_stuck")}
+    assert len(bench.of(WorkerReleased)) == 1
+
+
+async def test_a_lease_tells_what_the_engine_has_cached(benches: list[Bench]) -> None:
+    bench = await start(benches)
+    long = "What is a log? " * 100
+    bench.request("r", long)
+    await bench.ended("r")
+
+    def known() -> set[int]:
+        names: set[int] = set()
+        for leased in bench.of(WorkerLeased):
+            names = (set() if leased.whole else names) | set(unpacked(leased.prefixes))
+            names -= set(unpacked(leased.dropped))
+        return names
+
+    prompt = PromptMessage(role="user", content=long)
+    said = PromptMessage(role="assistant", content=bench.text("r"))
+    asked = set(blocks(salt_of("a"), (prompt,)))
+    await bench.until(lambda: set(blocks(salt_of("a"), (prompt, said))) <= known())
+    assert asked
+    assert not asked & set(blocks(salt_of("other"), (prompt,)))
+
+
+async def test_an_engine_that_does_not_tell_how_it_is_counts_as_full(benches: list[Bench]) -> None:
+    class Deaf(ScriptedEngine):
+        def stats(self) -> EngineStats:
+            return EngineStats(active=0, queued=0, kv_tokens_used=0, age_s=6.0)
+
+    bench = await start(benches, Deaf(model="m", slots=4, context_tokens=100))
+    await bench.until(lambda: len(bench.of(WorkerLeased)) > 2)
+    assert {leased.free_slots for leased in bench.of(WorkerLeased)} == {0}
+
+
+async def test_a_finished_generation_tells_how_long_it_ran(benches: list[Bench]) -> None:
+    bench = await start(benches)
+    bench.request("r", {"chunks": 5, "every_ms": 30})
+    await bench.ended("r")
+    told = bench.finished("r")
+    assert told is not None
+    assert told.ran_ms >= 120
 
 
 async def test_a_deadline_ends_running_and_waiting_replies(benches: list[Bench]) -> None:
