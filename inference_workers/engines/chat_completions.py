@@ -118,27 +118,16 @@ class _Delta(msgspec.Struct, frozen=True):
 
 
 class _Choice(msgspec.Struct, frozen=True):
-    index: int = 0
+    index: int | None = 0
     delta: _Delta | None = None
     finish_reason: str | None = None
 
 
-class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    prompt_cache_hit_tokens: int | None = None
-
-
 class _Chunk(msgspec.Struct, frozen=True):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     error: Any = None
-    object: str | None = None
+    object: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
@@ -180,13 +169,19 @@ def _text(content: object) -> str:
     return ""
 
 
-def _tokens(usage: _Usage | None) -> Tokens | None:
-    if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
+def _tokens(usage: object) -> Tokens | None:
+    """The counts, where both are there. A usage that is not as it should be is none, and breaks nothing."""
+    prompt, output = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    if prompt is None or output is None:
         return None
-    details = usage.prompt_tokens_details
-    cached = (details.cached_tokens if details is not None else None) or usage.prompt_cache_hit_tokens or 0
-    prompt = max(0, usage.prompt_tokens)
-    return Tokens(prompt=prompt, cached=min(max(0, cached), prompt), output=max(0, usage.completion_tokens))
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    cached = _count(details, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens") or 0
+    return Tokens(prompt=prompt, cached=min(cached, prompt), output=output)
+
+
+def _count(counts: object, name: str) -> int | None:
+    value = counts.get(name) if isinstance(counts, dict) else None
+    return int(value) if isinstance(value, int | float) and 0 <= value < 1e12 else None
 
 
 class Characters:

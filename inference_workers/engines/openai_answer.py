@@ -14,6 +14,12 @@ MESSAGE_TOKENS = 4
 """What a chat template adds to each message, for estimates."""
 
 
+OVERRUN = 4
+OVERRUN_SPARE = 64
+"""An upstream that does not keep the token limit is stopped at so many times the limit, and these. Not at the limit
+itself, because where tokens are counted by chunks there may be more chunks than tokens."""
+
+
 class CountedStream(ChunkStream):
     """A stream that says whether its tokens were counted by the upstream."""
 
@@ -37,7 +43,7 @@ class CountedStream(ChunkStream):
 class Answer:
     """What has come for one generation. Over its retries too: nothing counts before it has `begun`."""
 
-    __slots__ = ("_assembler", "_characters", "_estimate", "_stopped", "_word", "begun", "stream")
+    __slots__ = ("_assembler", "_characters", "_estimate", "_most", "_stopped", "_word", "begun", "stream")
 
     def __init__(
         self, request: GenerationRequest, close: Callable[[], Awaitable[None]], bytes_per_token: float
@@ -50,6 +56,7 @@ class Answer:
         self._estimate = sum(
             MESSAGE_TOKENS + math.ceil(len(message.content.encode()) / bytes_per_token) for message in request.messages
         )
+        self._most = OVERRUN * request.max_tokens + OVERRUN_SPARE
         self._word: str | None = None
         self._stopped = False
 
@@ -64,7 +71,7 @@ class Answer:
         self.stream.input_tokens, self.stream.counted = self._estimate, False
 
     def take(self, part: Part) -> bool:
-        """The next part; True when a stop sequence was met, and the rest is not wanted."""
+        """The next part; True when a stop sequence or far more than the limit has come, and the rest is not wanted."""
         tokens = self._count(part)
         self.begun = self.begun or bool(part.text) or part.thought
         shown = self._assembler.add(self._characters.add(part.text).encode())
@@ -72,6 +79,9 @@ class Answer:
             self.stream.feed(shown.text, tokens)
         self._word = part.finish or self._word
         self._stopped = shown.stopped
+        if self.stream.output_tokens > self._most:
+            self._word = self._word or "length"
+            return True
         return shown.stopped
 
     def _count(self, part: Part) -> int:

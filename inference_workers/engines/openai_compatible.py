@@ -215,7 +215,8 @@ class OpenAiCompatibleEngine:
     def _not_answered(self, running: Running, provider: int, asked: list[Asked], failure: Failure) -> Asked:
         """What becomes of a failure: the next step's input, or the generation's end. Raises `EngineError`."""
         begun = running.answer.begun
-        logger.warning("provider_failed", kind=failure.kind, reason=failure.text, begun=begun)
+        log = logger.info if failure.kind == "request" else logger.warning
+        log("not_answered", kind=failure.kind, reason=failure.text, begun=begun)
         if begun or failure.kind == "request":
             raise error_of(failure, begun=begun)
         retry = 1 + sum(one.provider == provider for one in asked)

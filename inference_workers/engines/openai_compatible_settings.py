@@ -26,6 +26,17 @@ def _address(url: str) -> str:
     return url.rstrip("/")
 
 
+def _header(key: str) -> str:
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("a key must be printable ASCII")
+    return key
+
+
+def _key(key: SecretStr | None) -> SecretStr | None:
+    """Without the line end that a file of secrets leaves; what no header can hold is refused here, unshown."""
+    return None if key is None else SecretStr(_header(key.get_secret_value().strip()))
+
+
 class ProviderEntry(BaseModel):
     """A member of the list of providers. What it leaves out is as in the settings of the same name."""
 
@@ -44,6 +55,10 @@ class ProviderEntry(BaseModel):
     max_tokens_as: MaxTokensAs | None = None
     stop_max: int | None = Field(default=None, ge=0)
 
+    def key(self) -> SecretStr:
+        """The key, empty without one."""
+        return SecretStr(os.environ.get(self.key_env, "").strip() if self.key_env else "")
+
 
 class OpenAiCompatibleSettings(EngineSettings):
     """The servers that the worker calls, and how patient it is with them."""
@@ -52,7 +67,7 @@ class OpenAiCompatibleSettings(EngineSettings):
 
     openai_base_url: Annotated[str, pydantic.AfterValidator(_address)] = "http://127.0.0.1:8000/v1"
     """Up to what stands before `/chat/completions`."""
-    openai_key: SecretStr | None = None
+    openai_key: Annotated[SecretStr | None, pydantic.AfterValidator(_key)] = None
     openai_model: str = ""
     """The upstream's name of the model; empty: the name that the worker serves it by."""
     openai_providers: Annotated[tuple[ProviderEntry, ...] | None, NoDecode] = None
@@ -126,6 +141,8 @@ class OpenAiCompatibleSettings(EngineSettings):
         missing = [entry.key_env for entry in value if entry.key_env and not os.environ.get(entry.key_env)]
         if missing:
             raise ValueError(f"no such variable, or an empty one: {', '.join(missing)}")
+        for entry in value:
+            _header(entry.key().get_secret_value())
         return value
 
     def providers(self, model: str) -> tuple[Provider, ...]:
@@ -141,7 +158,7 @@ class OpenAiCompatibleSettings(EngineSettings):
             self._provider(
                 entry.name,
                 entry.base_url,
-                SecretStr(os.environ.get(entry.key_env, "") if entry.key_env else ""),
+                entry.key(),
                 entry.model or model,
                 entry.model_dump(exclude_none=True),
             )

@@ -1,6 +1,7 @@
 """One provider over HTTP: sends a request, hands over what its stream says, and tells precisely why it does not."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -79,29 +80,53 @@ class Upstream:
         Raises:
             Failed: with what happened.
         """
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(loop.time(), self._patience)
+        waiting = _Waiting(asyncio.get_running_loop().time(), self._patience)
         content = msgspec.json.encode(body(request, self.provider.dialect, self.provider.key.get_secret_value()))
         try:
-            async with (
-                asyncio.timeout_at(waiting.until_s) as timer,
-                self._client.stream(
-                    "POST",
-                    f"{self.provider.base_url}/chat/completions",
-                    content=content,
-                    headers={"content-type": "application/json"},
-                ) as response,
-            ):
-                await self._accepted(response)
-                began()
-                timer.reschedule(waiting.for_first_token())
-                await self._read(response, take, timer, waiting)
+            async with asyncio.timeout_at(waiting.until_s) as timer:
+                async with self._opened(content) as response:
+                    await self._accepted(response)
+                    began()
+                    timer.reschedule(waiting.for_first_token())
+                    await self._read(response, take, timer, waiting)
         except TimeoutError as error:
             raise self._failed("broken", f"no {waiting.what} within {waiting.length_s:g} s") from error
         except httpx.PoolTimeout as error:
             raise self._failed("busy", "all connections to it are in use") from error
         except httpx.RequestError as error:
             raise self._failed("broken", _words(error)) from error
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, content: bytes) -> AsyncIterator[httpx.Response]:
+        """The answer to the request, from its headers on.
+
+        A server may close a kept connection at the moment at which it is used again. That says nothing of the server:
+        the request goes out again at once, at last on a connection of its own.
+        """
+        while True:
+            fresh = False
+
+            async def trace(name: str, _: object) -> None:
+                nonlocal fresh
+                fresh = fresh or name.startswith("connection.connect")
+
+            sent = self._client.build_request(
+                "POST",
+                f"{self.provider.base_url}/chat/completions",
+                content=content,
+                headers={"content-type": "application/json"},
+                extensions={"trace": trace},
+            )
+            try:
+                response = await self._client.send(sent, stream=True)
+                break
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                if fresh:
+                    raise
+        try:
+            yield response
+        finally:
+            await response.aclose()
 
     async def _accepted(self, response: httpx.Response) -> None:
         kind = response.headers.get("content-type", "")

@@ -182,6 +182,29 @@ async def test_what_fails_before_the_first_token_is_asked_again(fake: FakeOpenAi
     assert len(fake.requests) == 2
 
 
+ONCE = Limits(attempts_max=1)
+
+
+async def test_a_kept_connection_that_is_closed_under_a_request_is_no_failure(fake: FakeOpenAi) -> None:
+    engine = engine_on(provider(fake.base_url), limits=ONCE)
+    await engine.start()
+    assert (await read(engine)).finish == "length"
+    fake.next(fakes.hang_up)
+    assert (await read(engine)).finish == "length"
+    assert len(fake.requests) == 3
+    await engine.shutdown(0.0)
+
+
+async def test_a_new_connection_that_is_closed_under_a_request_is_one(fake: FakeOpenAi) -> None:
+    engine = engine_on(provider(fake.base_url, health_path=""), limits=ONCE)
+    await engine.start()
+    fake.next(fakes.hang_up)
+    got = await read(engine)
+    assert isinstance(got.error, Interrupted)
+    assert "the connection broke" in str(got.error)
+    await engine.shutdown(0.0)
+
+
 async def test_a_retry_waits_for_as_long_as_the_provider_asks(fake: FakeOpenAi) -> None:
     began = time.monotonic()
     got = await on(fake, status(429, retry_after_ms="120"), stream(WHOLE))
@@ -353,6 +376,17 @@ async def test_a_stop_sequence_holds_although_the_upstream_ignores_it(fake: Fake
     await engine.shutdown(0.0)
 
 
+async def test_an_upstream_that_ignores_the_token_limit_is_stopped(fake: FakeOpenAi) -> None:
+    async def endless(exchange: fakes.Exchange) -> None:
+        await exchange.head()
+        while await exchange.pause(0):
+            await exchange.piece(HELLO)
+
+    got = await on(fake, endless)
+    assert got.finish == "length"
+    assert got.usage.output_tokens == 4 * 8 + 64 + 1
+
+
 async def test_characters_that_an_upstream_splits_come_out_whole(fake: FakeOpenAi) -> None:
     halves = [
         rb'data: {"choices": [{"delta": {"content": "%s"}}]}' % half + b"\n\n" for half in (rb"\ud83e", rb"\udd8a")
@@ -469,6 +503,7 @@ def test_one_server_needs_its_address_and_is_named_by_its_host(monkeypatch: pyte
     (only,) = own.providers("llama")
     assert (only.name, only.base_url, only.dialect.model) == ("gpu-1:8000", "http://gpu-1:8000/v1", "llama")
     assert only.key.get_secret_value() == KEY
+    assert settings(monkeypatch, TURNLOG_OPENAI_KEY=f"{KEY}\n").providers("llama")[0].key == only.key
     assert KEY not in repr(only) + repr(own) + str(own)
 
 
@@ -493,6 +528,7 @@ def test_several_are_a_list_with_their_own_keys_and_words(monkeypatch: pytest.Mo
     [
         ("BASE_URL", "localhost:8000", "not an address"),
         ("BASE_URL", "http://user:secret@host/v1", "no name, password"),
+        ("KEY", "sk-secret-\u20ac", "printable"),
         ("PROVIDERS", "[", "not a JSON list"),
         ("PROVIDERS", "[]", "at least one"),
         ("PROVIDERS", '[{"name": "a", "base_url": "http://a/v1", "key": "x"}]', "Extra inputs"),
