@@ -181,8 +181,14 @@ class TensorRtLlmEngine:
         if running.task is None:
             self._over(running)
             return
-        running.abort()
+        self._abort(running)
         await asyncio.shield(running.over)
+
+    def _abort(self, running: Running) -> None:
+        try:
+            running.abort()
+        except (AssertionError, AttributeError, TypeError, RuntimeError, OSError) as error:
+            self._broke(error)  # its executor is gone, and says so in one of these ways
 
     def _begin(self, running: Running) -> None:
         running.task = asyncio.ensure_future(self._run(running))
@@ -220,7 +226,7 @@ class TensorRtLlmEngine:
         if step.tokens or step.finish is not None:
             stream.feed(step.text, step.tokens, step.finish)
         if not output.finished and step.finish is not None:
-            running.abort()
+            self._abort(running)
         if output.finished and stream.open and not running.cancelled:
             stream.fail(Interrupted(f"TensorRT-LLM ended the generation: {step.reason}"))
 

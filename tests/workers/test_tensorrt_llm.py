@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import tensorrt_llm
+from pydantic import ValidationError
 from tensorrt_llm.llm import LATEST
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy
+from tensorrt_llm.tokenizer import ByteTokenizer
 from workers.tensorrt import FOLDER, faulty, settings
 
 from inference_workers.engine import (
@@ -25,6 +27,7 @@ from inference_workers.engine import (
 from inference_workers.engines import tensorrt_llm as engine_module
 from inference_workers.engines import tensorrt_llm_stats
 from inference_workers.engines.tensorrt_llm import Generating, TensorRtLlmEngine
+from inference_workers.engines.tensorrt_llm_settings import TensorRtLlmSettings
 from inference_workers.engines.tensorrt_llm_stats import Blocks, Told
 from schemas.values import PromptMessage
 
@@ -198,6 +201,51 @@ async def test_messages_that_the_template_does_not_take_are_refused() -> None:
         assert engine.stats().active == 0
 
 
+@pytest.mark.parametrize("shape", [lambda ids: {"input_ids": ids}, lambda ids: [ids], lambda ids: {"input_ids": [ids]}])
+async def test_the_tokenizer_may_give_the_prompt_in_several_shapes(
+    shape: Callable[[list[int]], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ByteTokenizer.apply_chat_template
+    monkeypatch.setattr(ByteTokenizer, "apply_chat_template", lambda *given, **more: shape(plain(*given, **more)))
+    async with running() as engine:
+        assert text(await read(engine.generate(ask("echo:as ever", system="be brief")))) == "as ever"
+        assert LATEST[-1].submitted[-1]["kv_cache_retention_config"] is not None
+
+
+async def test_a_template_that_wants_a_user_pins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ByteTokenizer.apply_chat_template
+
+    def wanting(self: ByteTokenizer, conversation: list[dict[str, str]], **more: Any) -> object:
+        if all(message["role"] != "user" for message in conversation):
+            raise ValueError("a user message is needed")
+        return plain(self, conversation, **more)
+
+    monkeypatch.setattr(ByteTokenizer, "apply_chat_template", wanting)
+    async with running() as engine:
+        assert text(await read(engine.generate(ask("echo:as ever", system="be brief")))) == "as ever"
+        assert LATEST[-1].submitted[-1]["kv_cache_retention_config"] is None
+
+
+async def test_a_prompt_that_the_library_finds_too_long_is_refused_as_such() -> None:
+    async with running(extra={"max_seq_len": 32}) as engine:
+        with pytest.raises(ContextTooLong, match="exceeds max_seq_len"):
+            await read(engine.generate(ask("word " * 40)))
+
+
+def test_further_arguments_are_a_json_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNLOG_TENSORRT_EXTRA", '{"max_beam_width": 1}')
+    assert TensorRtLlmSettings().tensorrt_extra == {"max_beam_width": 1}
+    for wrong in ("[1]", "{", "text"):
+        monkeypatch.setenv("TURNLOG_TENSORRT_EXTRA", wrong)
+        with pytest.raises(ValidationError, match="TURNLOG_TENSORRT_EXTRA"):
+            TensorRtLlmSettings()
+
+
+def test_events_of_blocks_need_their_reuse() -> None:
+    with pytest.raises(ValidationError, match="KV_EVENT_BUFFER needs"):
+        settings(kv_event_buffer=10, kv_block_reuse=False)
+
+
 # ── text ──
 
 
@@ -302,6 +350,16 @@ async def test_an_error_of_the_executor_ends_everything(monkeypatch: pytest.Monk
         for generation in generations:
             await asyncio.wait_for(generation.aclose(), WITHIN_S)
         with pytest.raises(EngineDead, match="illegal memory access"):
+            await read(engine.generate(ask()))
+
+
+async def test_an_abort_that_the_executor_cannot_take_any_more_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as engine:
+        generation = engine.generate(ask(max_tokens=400))
+        await anext(generation)
+        monkeypatch.setattr(LATEST[-1]._executor, "abort_request", None)
+        await asyncio.wait_for(generation.aclose(), WITHIN_S)
+        with pytest.raises(EngineDead, match="not callable"):
             await read(engine.generate(ask()))
 
 
