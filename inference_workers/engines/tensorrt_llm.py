@@ -69,6 +69,7 @@ class TensorRtLlmEngine:
         self._dead: EngineDead | None = EngineDead("the engine has not been started")
         self._listener = Listener(self._broke)
         self._busy_since_s = 0.0
+        self._kv_tokens = 0
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
 
     async def start(self) -> None:
@@ -89,6 +90,7 @@ class TensorRtLlmEngine:
         except EngineError as error:
             raise EngineUnavailable(f"{self._settings.tensorrt_model!r} does not answer: {error}") from error
         await self._listener.first()
+        self._kv_tokens = self._listener.told.kv_tokens or self._settings.tensorrt_kv_max_tokens
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
 
     async def shutdown(self, drain_s: float) -> None:
@@ -107,7 +109,7 @@ class TensorRtLlmEngine:
             model=self._name,
             slots=self._slots.capacity,
             context_tokens=self._context,
-            kv_tokens=self._listener.told.kv_tokens or self._settings.tensorrt_kv_max_tokens,
+            kv_tokens=self._kv_tokens,
         )
 
     def stats(self) -> EngineStats:
@@ -139,7 +141,7 @@ class TensorRtLlmEngine:
         told = "arrive" if self._listener.tells else "do not arrive"
         return (
             *self._model.library.describe(),
-            f"iteration statistics {told}; the KV cache holds {self.info().kv_tokens or 'an unknown number of'} tokens",
+            f"iteration statistics {told}; the KV cache holds {self._kv_tokens or 'an unknown number of'} tokens",
             *([f"KV events: {self._listener.blocks}"] if self._settings.tensorrt_kv_event_buffer else []),
         )
 
