@@ -28,7 +28,6 @@ class Circuits:
         self.names = tuple(names)
         self.breakers = [Breaker() for _ in names]
         self._budget = limits.retry_burst
-        self._out_since_s: float | None = None
 
     def begun(self) -> None:
         """Another generation has begun."""
@@ -43,7 +42,7 @@ class Circuits:
 
     def request(self, provider: int, asked: Sequence[Asked]) -> "Verdict":
         """A generation asks the provider that `next_step` has named."""
-        breaker = providers.entered(self.breakers[provider], now_s())
+        breaker = providers.entered(self.limits, self.breakers[provider], now_s())
         if breaker is None:
             raise AssertionError("a provider is asked that must not be asked")
         self.put(provider, breaker)
@@ -65,14 +64,9 @@ class Circuits:
         ]
 
     def out_s(self) -> float:
-        """For how long no provider may be asked, as far as this was called: 0 while one may."""
-        now = now_s()
-        if min(map(providers.ready_s, self.breakers)) <= now:
-            self._out_since_s = None
-            return 0.0
-        if self._out_since_s is None:
-            self._out_since_s = now
-        return now - self._out_since_s
+        """How long it takes until a provider may be asked; 0 where a generation would wait for that."""
+        left_s = min(map(providers.ready_s, self.breakers)) - now_s()
+        return left_s if left_s > self.limits.wait_max_s else 0.0
 
     def put(self, provider: int, breaker: Breaker) -> None:
         """The provider's breaker from now on."""

@@ -47,6 +47,10 @@ RELEASE_S = 0.2
 """How long a close waits for the connection to be closed before the slot counts as free nevertheless."""
 
 
+UNKNOWN_AGE_S = 3600.0
+"""Of statistics when no provider may be asked."""
+
+
 class UpstreamSettings(Value, frozen=True):
     """What the engine is made from."""
 
@@ -133,9 +137,13 @@ class OpenAiCompatibleEngine:
         )
 
     def stats(self) -> EngineStats:
-        """Of this worker's generations. `age_s` grows while no provider may be asked."""
+        """Of this worker's generations. Where no provider may be asked soon, `age_s` says that they are of no use, so that
+        the worker counts as full."""
         return msgspec.structs.replace(
-            self._totals, active=self._slots.active, queued=self._slots.queued, age_s=self._circuits.out_s()
+            self._totals,
+            active=self._slots.active,
+            queued=self._slots.queued,
+            age_s=UNKNOWN_AGE_S if self._circuits.out_s() else 0.0,
         )
 
     def generate(self, request: GenerationRequest) -> ChunkStream:

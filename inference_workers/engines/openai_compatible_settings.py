@@ -118,6 +118,8 @@ class OpenAiCompatibleSettings(EngineSettings):
     openai_breaker_window_s: float = Field(default=30.0, gt=0)
     openai_breaker_open_s: float = Field(default=10.0, gt=0)
     openai_breaker_open_max_s: float = Field(default=120.0, gt=0)
+    openai_breaker_probe_s: float = Field(default=2.0, gt=0)
+    """After its time, one request in so long tries the provider, until one is answered."""
 
     @field_validator("openai_providers", mode="before")
     @classmethod

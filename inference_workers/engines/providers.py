@@ -13,8 +13,9 @@ Rules:
    ("full jitter": https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), after what the provider
    asked for itself (Retry-After).
 5. A provider's breaker opens when, in one window, `breaker_failures` requests and the share `breaker_share` of all
-   failed. Open, it lets nothing through until its time is over; then one request tries. It closes when that one is
-   answered, and opens for twice as long when it is not. A provider that is only busy does not open it.
+   failed. Open, it lets nothing through until its time is over; then one request tries, and one more after each
+   `breaker_probe_s` that it stays without an answer. The breaker closes when one is answered, and opens for twice as
+   long when one is not. A provider that is only busy does not open it.
 
 Times are seconds of one monotonic clock; random numbers are given, evenly from [0, 1).
 """
@@ -50,6 +51,7 @@ class Limits(Value, frozen=True):
     breaker_window_s: float = 30.0
     breaker_open_s: float = 10.0
     breaker_open_max_s: float = 120.0
+    breaker_probe_s: float = 2.0
 
 
 class Breaker(Value, frozen=True):
@@ -65,7 +67,7 @@ class Breaker(Value, frozen=True):
     opened: int = 0
     """Times in a row that it has opened."""
     until_s: float = -math.inf
-    """Open until then."""
+    """Nothing is let through until then, unless it is closed."""
     busy_until_s: float = -math.inf
     """It has said that it has no room until then."""
 
@@ -148,23 +150,20 @@ def may_retry(budget: float) -> bool:
 
 
 def ready_s(breaker: Breaker) -> float:
-    """From when on the provider may be asked; infinite while another request tries it."""
-    match breaker.circuit:
-        case "closed":
-            return breaker.busy_until_s
-        case "open":
-            return max(breaker.until_s, breaker.busy_until_s)
-        case "half_open":
-            return math.inf
+    """From when on the provider may be asked."""
+    if breaker.circuit == "closed":
+        return breaker.busy_until_s
+    return max(breaker.until_s, breaker.busy_until_s)
 
 
-def entered(breaker: Breaker, now_s: float) -> Breaker | None:
+def entered(limits: Limits, breaker: Breaker, now_s: float) -> Breaker | None:
     """After a request has begun, None where none may. The request belongs to the `turn` of what is returned."""
     if ready_s(breaker) > now_s:
         return None
     if breaker.circuit == "closed":
         return breaker
-    return replace(breaker, circuit="half_open", turn=breaker.turn + 1)
+    turn = breaker.turn + (breaker.circuit == "open")
+    return replace(breaker, circuit="half_open", turn=turn, until_s=now_s + limits.breaker_probe_s)
 
 
 def answered(limits: Limits, breaker: Breaker, turn: int, now_s: float) -> Breaker:
@@ -194,7 +193,7 @@ def abandoned(breaker: Breaker, turn: int, now_s: float) -> Breaker:
     """After a request of this turn was given up on our side: it has told nothing, another one may try."""
     if turn != breaker.turn or breaker.circuit != "half_open":
         return breaker
-    return replace(breaker, circuit="open", turn=breaker.turn + 1, until_s=now_s)
+    return replace(breaker, until_s=now_s)
 
 
 def busied(breaker: Breaker, until_s: float) -> Breaker:

@@ -80,17 +80,26 @@ def test_a_breaker_opens_lets_one_try_and_opens_for_twice_as_long() -> None:
     breaker = opened(now_s=100.0)
     assert breaker.circuit == "open"
     assert ready_s(breaker) == 110.0
-    assert entered(breaker, 109.9) is None
-    trying = entered(breaker, 110.0)
+    assert entered(LIMITS, breaker, 109.9) is None
+    trying = entered(LIMITS, breaker, 110.0)
     assert trying is not None
     assert trying.circuit == "half_open"
-    assert entered(trying, 1e9) is None
     again = failed(LIMITS, trying, trying.turn, 111.0)
     assert ready_s(again) == 131.0
 
 
+def test_while_one_tries_another_may_only_after_a_while() -> None:
+    trying = entered(LIMITS, opened(), 10.0)
+    assert trying is not None
+    assert entered(LIMITS, trying, 11.9) is None
+    second = entered(LIMITS, trying, 12.0)
+    assert second is not None
+    assert second.turn == trying.turn
+    assert answered(LIMITS, second, trying.turn, 13.0).circuit == "closed"
+
+
 def test_a_breaker_closes_with_the_first_answer_and_forgets() -> None:
-    trying = entered(opened(), 10.0)
+    trying = entered(LIMITS, opened(), 10.0)
     assert trying is not None
     closed = answered(LIMITS, trying, trying.turn, 11.0)
     assert closed.circuit == "closed"
@@ -99,17 +108,17 @@ def test_a_breaker_closes_with_the_first_answer_and_forgets() -> None:
 
 def test_an_answer_from_before_the_breaker_opened_does_not_close_it() -> None:
     late = CLOSED.turn
-    trying = entered(opened(), 10.0)
+    trying = entered(LIMITS, opened(), 10.0)
     assert trying is not None
     assert answered(LIMITS, trying, late, 11.0) == trying
     assert failed(LIMITS, trying, late, 11.0) == trying
 
 
 def test_a_trial_that_was_cancelled_lets_another_one_try_at_once() -> None:
-    trying = entered(opened(), 10.0)
+    trying = entered(LIMITS, opened(), 10.0)
     assert trying is not None
     free = abandoned(trying, trying.turn, 11.0)
-    assert entered(free, 11.0) is not None
+    assert entered(LIMITS, free, 11.0) is not None
     assert abandoned(CLOSED, CLOSED.turn, 0.0) == CLOSED
 
 
@@ -131,8 +140,8 @@ def test_failures_of_an_earlier_window_are_forgotten() -> None:
 def test_a_busy_provider_is_left_alone_until_it_said() -> None:
     busy = busied(busied(CLOSED, 5.0), 3.0)
     assert ready_s(busy) == 5.0
-    assert entered(busy, 4.0) is None
-    assert entered(busy, 5.0) == busy
+    assert entered(LIMITS, busy, 4.0) is None
+    assert entered(LIMITS, busy, 5.0) == busy
 
 
 def test_retries_stay_within_their_share_of_all_generations() -> None:
@@ -173,7 +182,7 @@ def test_a_generation_ends_within_its_attempts_and_asks_nobody_too_often(
                 now_s, waits = next_.until_s, waits + 1
             case Ask():
                 mine = [one for one in told if one.provider == next_.provider]
-                assert entered(breakers[next_.provider], now_s) is not None
+                assert entered(LIMITS, breakers[next_.provider], now_s) is not None
                 assert not mine or allowed
                 assert all(one.again_s <= now_s and one.kind not in ("absent", "denied") for one in mine)
                 wait_s = data.draw(st.floats(0, 30))
@@ -204,7 +213,7 @@ def test_a_breaker_lets_one_try_at_a_time_and_always_comes_back(
     for what, later_s, which in story:
         now_s += later_s
         if what == "enter":
-            trying = entered(breaker, now_s)
+            trying = entered(LIMITS, breaker, now_s)
             if trying is not None:
                 breaker = trying
                 under_way.append(breaker.turn)
@@ -212,13 +221,12 @@ def test_a_breaker_lets_one_try_at_a_time_and_always_comes_back(
             breaker = busied(breaker, now_s + later_s)
         elif under_way:
             breaker = ENDS[what](breaker, under_way.pop(which % len(under_way)), now_s)
-        if breaker.circuit == "half_open":
-            assert under_way.count(breaker.turn) == 1
-        else:
-            assert ready_s(breaker) <= now_s + LIMITS.breaker_open_max_s
+        if breaker.circuit == "half_open" and what == "enter":
+            assert entered(LIMITS, breaker, now_s) is None
+        assert ready_s(breaker) <= now_s + LIMITS.breaker_open_max_s
     for turn in under_way:
         breaker = abandoned(breaker, turn, now_s)
-    assert entered(breaker, now_s + LIMITS.breaker_open_max_s) is not None
+    assert entered(LIMITS, breaker, now_s + LIMITS.breaker_open_max_s) is not None
 
 
 @given(st.integers(1, 2000), st.none() | st.floats(0, 3600), st.floats(0, 1, exclude_max=True))
@@ -243,7 +251,7 @@ def test_an_open_breaker_is_never_open_for_longer_than_its_bound() -> None:
     breaker, now_s = opened(), 0.0
     for _ in range(2000):
         now_s = ready_s(breaker)
-        trying = entered(breaker, now_s)
+        trying = entered(LIMITS, breaker, now_s)
         assert trying is not None
         breaker = failed(LIMITS, trying, trying.turn, now_s)
         assert ready_s(breaker) - now_s <= LIMITS.breaker_open_max_s
