@@ -137,8 +137,8 @@ class OpenAiCompatibleEngine:
         )
 
     def stats(self) -> EngineStats:
-        """Of this worker's generations. Where no provider may be asked soon, `age_s` says that they are of no use, so that
-        the worker counts as full."""
+        """Of this worker's generations. `age_s` is beyond all bounds while no provider may be asked soon, so that the
+        worker counts as full."""
         return msgspec.structs.replace(
             self._totals,
             active=self._slots.active,
