@@ -73,7 +73,8 @@ class TensorRtLlmEngine:
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
 
     async def start(self) -> None:
-        self._model = Model(load(), self._settings, self._slots.capacity, self._context)
+        library = load(usage_reports=self._settings.tensorrt_usage_reports)
+        self._model = Model(library, self._settings, self._slots.capacity, self._context)
         self._dead = None
         self._listener.start(
             self._model.stats if self._settings.tensorrt_iteration_stats else None,

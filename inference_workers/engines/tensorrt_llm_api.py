@@ -6,6 +6,7 @@ there ends the start with a sentence, one that may be missing is not used, and `
 
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -58,12 +59,14 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def load() -> Library:
-    """The installed TensorRT-LLM.
+def load(*, usage_reports: bool = False) -> Library:
+    """The installed TensorRT-LLM. It reports to its maker only if it may.
 
     Raises:
         EngineUnavailable: it cannot be imported, or lacks a name that is needed; the sentence says which.
     """
+    if not usage_reports:
+        os.environ["TRTLLM_NO_USAGE_STATS"] = "1"  # read at its import, and by the processes that it starts
     try:
         module = importlib.import_module("tensorrt_llm")
         llmapi = importlib.import_module("tensorrt_llm.llmapi")
@@ -137,7 +140,7 @@ def llm_arguments(library: Library, settings: TensorRtLlmSettings, slots: int, c
         arguments["scheduler_config"] = _made(library, "llmapi.SchedulerConfig", policy)
     arguments |= settings.tensorrt_extra
     known = _parameters(_found(library.module, "llmapi.TorchLlmArgs"))
-    unknown = sorted(set(arguments) - known) if known is not None else []
+    unknown = sorted(set(arguments) - known) if known is not None and "backend" not in arguments else []
     if unknown:
         raise EngineUnavailable(f"TensorRT-LLM {library.version}: LLM has no argument {', '.join(unknown)}")
     return arguments
@@ -179,6 +182,9 @@ def _parameters(made: Any) -> frozenset[str] | None:
     """The names that it takes; None where it does not say."""
     if made is None:
         return None
+    fields = getattr(made, "model_fields", None)
+    if isinstance(fields, Mapping):
+        return frozenset(fields)
     try:
         parameters = inspect.signature(made).parameters.values()
     except (TypeError, ValueError):

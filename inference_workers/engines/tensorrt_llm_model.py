@@ -114,9 +114,9 @@ class Model:
         """Everything is said: the library's defaults are others (32 tokens, its own seed)."""
         return self.library.module.SamplingParams(
             max_tokens=max_tokens,
-            temperature=request.temperature,
+            temperature=request.temperature or 1.0,  # some versions refuse 0; with top_k=1 all of them are greedy
             top_p=request.top_p,
-            top_k=1 if request.temperature == 0 else (request.top_k or 0),
+            top_k=(request.top_k or 0) if request.temperature else 1,
             seed=secrets.randbits(31) if request.seed is None else request.seed % 2**63,
             stop=list(request.stop) or None,
             include_stop_str_in_output=True,  # the ids stay whole; the text is cut by ourselves

@@ -62,6 +62,8 @@ class TensorRtLlmSettings(EngineSettings):
     """Retention of a system prompt's blocks; the others have 35. 0: none of their own."""
     tensorrt_warm_up_s: float = Field(default=120.0, gt=0)
     """How long the first short generation may take after loading."""
+    tensorrt_usage_reports: bool = False
+    """The library may tell its maker about machine and model; by itself it would."""
     tensorrt_extra: Annotated[dict[str, Any], NoDecode] = Field(default_factory=dict)
     """Further arguments of `tensorrt_llm.LLM`, a JSON object; they win over ours."""
 

@@ -1,6 +1,7 @@
 """The engine `tensorrt_llm` meets what the library gets wrong, and what it lacks."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -124,6 +125,13 @@ async def test_what_cannot_be_loaded_is_one_sentence(members: dict[str, object],
         await TensorRtLlmEngine("fake", settings(**members), 2, CONTEXT).start()
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_it_reports_to_its_maker_only_if_it_may(allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_NO_USAGE_STATS", "0")
+    async with running(usage_reports=allowed):
+        assert os.environ["TRTLLM_NO_USAGE_STATS"] == ("0" if allowed else "1")
+
+
 async def test_the_settings_reach_the_library() -> None:
     async with running(
         slots=8,
@@ -162,7 +170,7 @@ async def test_everything_that_is_sampled_by_is_said() -> None:
         params = LATEST[-1].submitted[-1]["sampling_params"]
         assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (3, 0.7, 0.5, 9)
         assert (params.seed, params.stop, params.include_stop_str_in_output) == (11, ["x", "yz"], True)
-        await read(engine.generate(ask(max_tokens=3, temperature=0.0)))
+        await read(engine.generate(ask(max_tokens=3, temperature=0.0, top_k=9)))
         assert LATEST[-1].submitted[-1]["sampling_params"].top_k == 1
         assert LATEST[-1].submitted[-1]["sampling_params"].seed is not None
 
