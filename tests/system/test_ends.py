@@ -70,12 +70,12 @@ def test_a_limit_is_an_end_of_its_own(product: Product) -> None:
     assert seen.end["usage"]["output_tokens"] == 5
 
 
-def test_a_reply_whose_workers_die_under_it_is_reported_as_lost(product: Product) -> None:
+def test_a_reply_whose_workers_die_under_it_is_reported_as_failed(product: Product) -> None:
     client = product.client()
     try:
         seen, status, code = ended(client, client.send({"chunks": 30, "every_ms": 5, "crash_at": 10})["reply"]["id"])
-        assert (status, code) == ("failed", "worker_lost")
-        assert [kind for _, kind, _ in seen.events].count("reset") == 2, "each attempt begins anew"
+        assert (status, code) == ("failed", "poison")
+        assert [kind for _, kind, _ in seen.events].count("reset") == 1, "each attempt begins anew"
         assert " ".join(f"word{number}" for number in range(1, 11)).startswith(seen.text), "of the last attempt alone"
     finally:
         product.wait_ready()
