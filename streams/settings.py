@@ -66,6 +66,8 @@ class DispatchSettings(StreamSettings):
     ageing_s: float = Field(default=30.0, gt=0)
     """A request that waited so long takes part in the share of the aged."""
     ageing_share: int = Field(default=8, ge=1)
+    account_waiting_max: int = Field(default=1_000, ge=1)
+    """Waiting requests of one account in a pool; one more is refused."""
     """One placement in so many goes to the aged request that waits longest."""
     account_running_max_free: int = Field(default=16, ge=1)
     """Generations that one account of this tier has at a time in a pool; more wait."""
@@ -110,6 +112,7 @@ class DispatchSettings(StreamSettings):
             ageing_ms=round(self.ageing_s * 1000),
             ageing_share=self.ageing_share,
             running_max_free=self.account_running_max_free,
+            account_waiting_max=self.account_waiting_max,
             running_max_paid=self.account_running_max_paid,
             inboxes=inboxes,
             placement=self.placement,

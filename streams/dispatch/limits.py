@@ -32,6 +32,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting requests of a pool; one more is refused, `queue_full`."""
     queue_chars_max: int = 256_000_000
     """Characters of their prompts; the same."""
+    account_waiting_max: int = 1_000
+    """Of these, requests of one account; the same: nobody fills the queue for everybody else."""
     ageing_ms: int = 30_000
     """A request that waited so long takes part in the share below."""
     ageing_share: int = 8

@@ -2,7 +2,8 @@
 
 1. The forecast of a wait is Little's law: what waits ahead of a new request and finds no free slot, over the slots
    that work, times how long a generation has held its slot (a moving mean). Free traffic has all that waits ahead of
-   it, paid traffic only what is paid. A worker whose lease is stale has no slots.
+   it, paid traffic only what is paid. What waits for other requests of its own account to end is ahead of nobody. A
+   worker whose lease is stale has no slots.
 2. A stage begins when the forecast reaches its threshold, or, for the first one, when the KV cache is full and
    something waits. Thresholds of paid traffic are `paid_patience` times as high, and its stage is never above that of
    free traffic: paid passes the stages last.
@@ -11,6 +12,7 @@
 """
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
@@ -117,6 +119,6 @@ def held_for(before: float | None, ms: int) -> float:
     return float(ms) if before is None else before + HOLD_WEIGHT * (ms - before)
 
 
-def ahead_of(priority: Priority, waiting: dict[Priority, int]) -> int:
+def ahead_of(priority: Priority, waiting: Mapping[Priority, int]) -> int:
     """Of what waits, what is served before a new request of this priority."""
     return sum(waiting[one] for one in PRIORITIES[: PRIORITIES.index(priority) + 1])

@@ -38,7 +38,8 @@ def slots_left(worker: Worker) -> int:
 
 def cached_share(worker: Worker, request: Request) -> float:
     """The part of the prompt that the worker has cached, 0 to 1."""
-    if not request.blocks:
+    first = request.blocks[:1]
+    if not first or (first[0] not in worker.prefixes and first[0] not in worker.fresh):
         return 0.0
     return min(1.0, shared(request.blocks, worker.prefixes, worker.fresh) * BLOCK_BYTES / max(1, request.chars))
 

@@ -1,5 +1,6 @@
 """The state of one pool: requests that wait or run, its workers, and ends that are decided but maybe not written."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Literal
 
@@ -51,6 +52,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Offset of its admission: first come, first served, also after a lost attempt."""
     traceparent: str | None = None
     progress: Progress = Progress()
+    chars: int = 0
+    """Size of its prompt."""
     blocks: tuple[int, ...] = ()
     """Its prompt's, see `schemas.prefix`."""
     given_flow_ms: int = -1
@@ -65,11 +68,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def tokens(self) -> int:
         """KV tokens that it may need: its prompt and its longest reply."""
         return self.admitted.prompt_tokens_estimate + self.admitted.sampling.max_output_tokens
-
-    @property
-    def chars(self) -> int:
-        """Size of its prompt."""
-        return sum(len(message.content) for message in self.admitted.prompt)
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,10 +96,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool. The mappings are never changed in place."""
+    """One pool. A round changes none of it before it is settled (`streams.dispatch.round`)."""
 
     name: str
-    requests: Mapping[str, Request] = {}
+    requests: dict[str, Request] = msgspec.field(default_factory=dict)
     """By reply id; those that wait and those that run."""
     lines: Mapping[ModelLine, Line] = {}
     waiting: int = 0
@@ -109,13 +107,14 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     running: Mapping[str, int] = {}
     """Generations that accounts have on workers."""
     workers: Mapping[int, Worker] = {}
-    endings: Mapping[str, GenerationEnded] = {}
+    endings: dict[str, GenerationEnded] = msgspec.field(default_factory=dict)
     """By reply id: ends decided here and perhaps not in `tokens` yet."""
     next_deadline_ms: int = 0
     """No request's deadline is before this."""
-    recent: Mapping[str, None] = {}
-    affinity: Mapping[str, int] = {}
-    """Conversation -> inbox of the worker that had it last."""
+    recent: OrderedDict[str, bool] = msgspec.field(default_factory=OrderedDict)
+    """Ended replies, the newest last."""
+    affinity: OrderedDict[str, int] = msgspec.field(default_factory=OrderedDict)
+    """Conversation -> inbox of the worker that had it last; the newest last."""
     unaged: int = 0
     """Placements since the last one of an aged request."""
     last_inbox: int = -1

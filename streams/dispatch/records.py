@@ -4,7 +4,7 @@ Keys: `<pool>/<reply_id>/request` (written once: the admission), `<pool>/<reply_
 attempt), `<pool>/<reply_id>/end` (an end that may not be in `tokens` yet), `<pool>/worker/<inbox>`.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -12,9 +12,10 @@ import msgspec
 from schemas.codec import to_json
 from schemas.events import GenerationAdmitted, GenerationEnded, WorkerRegistered
 from schemas.prefix import blocks, salt_of
-from streams.dispatch.lines import Line
+from streams.dispatch import queue
+from streams.dispatch.limits import Limits
 from streams.dispatch.placement import ISOLATED_FROM
-from streams.dispatch.pool import ModelLine, Pool, Progress, Request, Worker
+from streams.dispatch.pool import Pool, Progress, Request, Worker
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +71,7 @@ def worker_value(worker: Worker) -> bytes:
     )
 
 
-def restored(values: Mapping[str, bytes], flow_ms: int) -> dict[str, Pool]:
+def restored(values: Mapping[str, bytes], limits: Limits, flow_ms: int) -> dict[str, Pool]:
     """The pools that these records (newest value of each key) describe. All leases begin anew at `flow_ms`.
 
     Raises:
@@ -82,10 +83,10 @@ def restored(values: Mapping[str, bytes], flow_ms: int) -> dict[str, Pool]:
         parts.setdefault(name, {}).setdefault("worker" if subject == "worker" else kind, {})[
             kind if subject == "worker" else subject
         ] = value
-    return {name: _pool(name, kinds, flow_ms) for name, kinds in parts.items()}
+    return {name: _pool(name, kinds, limits, flow_ms) for name, kinds in parts.items()}
 
 
-def _pool(name: str, kinds: Mapping[str, Mapping[str, bytes]], flow_ms: int) -> Pool:
+def _pool(name: str, kinds: Mapping[str, Mapping[str, bytes]], limits: Limits, flow_ms: int) -> Pool:
     progress = {reply_id: _PROGRESS.decode(value) for reply_id, value in kinds.get("progress", {}).items()}
     requests = {
         reply_id: _request(_REQUEST.decode(value), progress.get(reply_id, Progress()))
@@ -96,7 +97,7 @@ def _pool(name: str, kinds: Mapping[str, Mapping[str, bytes]], flow_ms: int) -> 
     return Pool(
         name=name,
         requests=requests,
-        lines=_lines(waiting, given),
+        lines=queue.restored(waiting, given, limits),
         waiting=len(waiting),
         waiting_chars=sum(request.chars for request in waiting),
         running=Counter(request.admitted.account_id for request in given),
@@ -105,7 +106,7 @@ def _pool(name: str, kinds: Mapping[str, Mapping[str, bytes]], flow_ms: int) -> 
             for inbox, value in kinds.get("worker", {}).items()
         },
         endings={reply_id: _END.decode(value) for reply_id, value in kinds.get("end", {}).items()},
-        affinity={request.admitted.conversation_id: request.progress.inbox for request in given},
+        affinity=OrderedDict((request.admitted.conversation_id, request.progress.inbox) for request in given),
     )
 
 
@@ -118,25 +119,18 @@ def made(
         order=order,
         traceparent=traceparent,
         progress=progress or Progress(),
+        chars=chars_of(admitted),
         blocks=blocks(salt_of(admitted.account_id), admitted.prompt),
     )
 
 
+def chars_of(admitted: GenerationAdmitted) -> int:
+    """Size of the prompt."""
+    return sum([len(message.content) for message in admitted.prompt])
+
+
 def _request(record: RequestRecord, progress: Progress) -> Request:
     return made(record.admitted, record.order, record.traceparent, progress)
-
-
-def _lines(waiting: Iterable[Request], given: Iterable[Request]) -> dict[ModelLine, Line]:
-    lines: dict[ModelLine, Line] = {}
-    for request in sorted(waiting, key=lambda one: one.order):
-        admitted = request.admitted
-        line = lines.setdefault((admitted.model, admitted.priority), Line())
-        line.add(admitted.account_id, (request.order, admitted.reply_id))
-    for request in given:
-        of = (request.admitted.model, request.admitted.priority)
-        if of in lines:
-            lines[of].charge(request.admitted.account_id, request.tokens)
-    return lines
 
 
 def _worker(record: WorkerRecord, given: Iterable[Request], flow_ms: int) -> Worker:

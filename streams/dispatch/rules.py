@@ -13,12 +13,10 @@
 6. What a worker hands back is given again at once, but not to that worker before it has renewed. What it hands back
    because its engine fell silent fails after `stalls_max`.
 7. Past its deadline a request ends as failed (`deadline_exceeded`), waiting or running.
-8. Placement: paid before free. Of every `ageing_share` placements one goes to the request that has waited longest, if
-   it has waited `ageing_ms`: a free one before a paid one. Within a priority `streams.dispatch.lines` says who is next;
-   one that finds no room holds up those behind it, but for those of rule 5 that wait to be alone.
+8. What waits is given to workers by `streams.dispatch.giving`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
@@ -35,10 +33,10 @@ from schemas.events import (
 )
 from schemas.models import Model
 from schemas.prefix import unpacked
-from schemas.values import PRIORITIES, EndStatus, Failure, Priority
+from schemas.values import EndStatus, Failure
 from streams.dispatch.events import queued
 from streams.dispatch.limits import Limits
-from streams.dispatch.placement import ISOLATED_FROM, choose, is_fresh, slots_left
+from streams.dispatch.placement import ISOLATED_FROM
 from streams.dispatch.pool import Pool, Request, Worker
 from streams.dispatch.records import made
 from streams.dispatch.round import Round
@@ -52,6 +50,8 @@ WORKER_LOST = Failure(code="worker_lost", detail="The workers that generated thi
 ENGINE_STALLED = Failure(code="engine_stalled", detail="The engine gave no token for too long, again and again.")
 POISON = Failure(code="poison", detail="Workers died while they generated this reply. It is not tried again.")
 POOL_UNKNOWN = Failure(code="pool_unknown", detail="No pool of this name is served any more.")
+
+NEVER_MS = 2**62
 
 DEATHS = frozenset({"engine_dead", "engine_stuck"})
 """Reasons for a hand-back that say that the worker is going to be replaced."""
@@ -92,7 +92,7 @@ def refuse(round_: Round, event: GenerationAdmitted, error: Failure, cause: Enve
 def _admitted(
     round_: Round, event: GenerationAdmitted, offset: int, cause: Envelope[Event], models: Mapping[str, Model]
 ) -> None:
-    if event.reply_id in round_.requests or event.reply_id in round_.endings or event.reply_id in round_.recent:
+    if round_.requests.get(event.reply_id) or round_.endings.get(event.reply_id) or round_.recent.get(event.reply_id):
         return
     match serve(round_, event, models):
         case Failure() as error:
@@ -107,10 +107,10 @@ def _declined(round_: Round, event: GenerationDeclined, cause: Envelope[Event]) 
     if request is not None:
         _stop(round_, request, event.status, event.error, cause)
         return
-    if event.reply_id in round_.endings:
+    if round_.endings.get(event.reply_id):
         return
     if not event.admitted:
-        if event.reply_id in round_.recent:
+        if round_.recent.get(event.reply_id):
             return
         round_.open_stream(queued(event), (), cause)
     attempt = ANY_ATTEMPT if event.admitted else 1
@@ -175,8 +175,7 @@ def _died(round_: Round, worker: Worker, reason: str) -> None:
         if request.progress.cancelled:
             round_.end(request, "cancelled", None)
         elif request.progress.lost >= ISOLATED_FROM or before == [request]:
-            killed = replace(request.progress, killed=(*request.progress.killed, instance))
-            round_.park(replace(request, progress=killed), POISON)
+            round_.park(request, instance, POISON)
         else:
             _again(round_, request, reason, killed=instance)
 
@@ -275,66 +274,6 @@ def expire_requests(round_: Round) -> None:
             _stop(round_, request, "cancelled" if cancelled else "failed", None if cancelled else DEADLINE)
     deadlines = (request.admitted.deadline_at_ms for request in round_.requests.values())
     round_.next_deadline_ms = min(deadlines, default=NEVER_MS)
-
-
-NEVER_MS = 2**62
-
-
-def place(round_: Round) -> None:
-    """Give requests to workers until nothing that waits fits. Rule 8."""
-    limits = round_.limits
-
-    def able() -> list[Worker]:
-        return [worker for worker in round_.workers.values() if is_fresh(worker, round_.flow_ms, limits)]
-
-    def give(request: Request) -> bool:
-        had_it = round_.affinity.get(request.admitted.conversation_id)
-        worker = choose(able(), request, had_it, round_.last_inbox, limits)
-        if worker is not None:
-            round_.give(request, worker)
-        return worker is not None
-
-    if not round_.waiting:
-        return
-    for model in sorted({worker.registered.model for worker in able() if slots_left(worker) > 0}):
-        apart: list[Request] = []
-        while (found := _next(round_, model)) is not None:
-            request, aged = found
-            if give(request):
-                round_.unaged = 0 if aged else round_.unaged + 1
-            elif request.progress.lost >= ISOLATED_FROM:
-                round_.step_aside(request)
-                apart.append(request)
-            else:
-                break
-        for request in apart:
-            round_.step_back(request)
-
-
-def _next(round_: Round, model: str) -> tuple[Request, bool] | None:
-    """The request to be served next, and whether it is for its age."""
-    limits, waits = round_.limits, round_.waits
-    lines = [(priority, round_.line(model, priority)) for priority in PRIORITIES]
-    if limits.queueing == "fifo":
-        places = [place for _, line in lines if (place := line.oldest(waits, lambda _: True)) is not None]
-        return (round_.requests[min(places)[1]], False) if places else None
-    if round_.unaged >= limits.ageing_share - 1:
-        for priority, line in reversed(lines):
-            oldest = line.oldest(waits, _may(round_, priority))
-            request = round_.requests[oldest[1]] if oldest else None
-            if request is not None and round_.now_ms - request.admitted.submitted_at_ms >= limits.ageing_ms:
-                return request, True
-    for priority, line in lines:
-        head = line.head(waits, _may(round_, priority))
-        if head is not None:
-            return round_.requests[head[1]], False
-    return None
-
-
-def _may(round_: Round, priority: Priority) -> Callable[[str], bool]:
-    """Whether an account may have one more running."""
-    most = round_.limits.running_max(priority)
-    return lambda account: round_.running.get(account, 0) < most
 
 
 def quiet(pool: Pool, limits: Limits, now_ms: int, flow_ms: int) -> bool:

@@ -16,7 +16,7 @@ from schemas.models import Model
 from schemas.values import PRIORITIES, STAGES, Failure, Notice, Priority, Stage
 from streams.dispatch.load import Capacity, Level, ahead_of, next_level, not_above, retry_after_s, wait_ms
 from streams.dispatch.placement import is_fresh, slots_left
-from streams.dispatch.pool import Worker
+from streams.dispatch.records import chars_of
 from streams.dispatch.round import Round
 from streams.log.steps import Output
 
@@ -26,6 +26,12 @@ NO_WORKER = Failure(
 NO_WORKER_NOTICE = Notice(code="no_worker", detail="No worker of this model runs now; the reply waits for one.")
 QUEUE_FULL = Failure(
     code="queue_full", detail="Too many requests are waiting. Try again in a moment.", retry_after_s=10
+)
+
+ACCOUNT_QUEUE_FULL = Failure(
+    code="queue_full",
+    detail="Too many requests of this account are waiting. Try again when some have ended.",
+    retry_after_s=10,
 )
 
 
@@ -61,10 +67,15 @@ def serve(round_: Round, event: GenerationAdmitted, models: Mapping[str, Model])
         notices = (*notices, NO_WORKER_NOTICE)
     elif wait is not None and wait >= limits.thresholds.notice_ms:
         notices = (*notices, Notice(code="high_demand", detail=f"High demand: about {round(wait / 1000)} s to wait."))
-    chars = sum(len(message.content) for message in event.prompt)
-    if round_.waiting >= limits.queue_max or round_.waiting_chars + chars > limits.queue_chars_max:
+    return _bounded(round_, event) or Served(event, notices)
+
+
+def _bounded(round_: Round, event: GenerationAdmitted) -> Failure | None:
+    """The refusal of a request for which the queue has no place."""
+    limits, queue = round_.limits, round_.queue
+    if queue.waiting >= limits.queue_max or queue.waiting_chars + chars_of(event) > limits.queue_chars_max:
         return QUEUE_FULL
-    return Served(event, notices)
+    return ACCOUNT_QUEUE_FULL if queue.waiting_of_account(event.account_id) >= limits.account_waiting_max else None
 
 
 def _high_demand(round_: Round, wait: int | None, priority: Priority) -> Failure:
@@ -92,24 +103,23 @@ def observe(round_: Round) -> None:
     """After everything else of a round: the stages follow the load, and the load is told."""
     changed = False
     round_.capacities.clear()
-    models = round_.models()
-    for model in sorted(models):
+    models = sorted(round_.models())
+    for model in models:
         before = [_level(round_, model, priority) for priority in PRIORITIES]
-        for priority in PRIORITIES:
-            _stage(round_, model, priority)
+        _measure(round_, model)
         changed = changed or before != [_level(round_, model, priority) for priority in PRIORITIES]
-        if any(worker.alive and worker.registered.model == model for worker in round_.workers.values()):
+        if capacity(round_, model).workers:
             round_.empty_since_ms.pop(model, None)
         else:
             round_.empty_since_ms.setdefault(model, round_.flow_ms)
     if changed or round_.flow_ms - round_.reported_flow_ms >= round_.limits.report_ms:
         round_.reported_flow_ms = round_.flow_ms
-        round_.reports.extend(Output(event=measured(round_, model)) for model in sorted(models))
+        round_.outbox.reports.extend(Output(event=measured(round_, model)) for model in models)
 
 
 def measured(round_: Round, model: str) -> LoadMeasured:
     """The load as others are told it."""
-    has, waiting = capacity(round_, model), round_.waiting_of(model)
+    has, waiting = capacity(round_, model), round_.queue.waiting_of(model)
     waits: dict[Priority, int | None] = {priority: _wait_ms(round_, model, priority) for priority in PRIORITIES}
     stages = {priority: _shown(round_, model, priority) for priority in PRIORITIES}
     refusing: list[Priority] = [priority for priority in PRIORITIES if stages[priority] == "refuse"]
@@ -143,28 +153,43 @@ def capacity(round_: Round, model: str) -> Capacity:
 
 
 def _capacity(round_: Round, model: str) -> Capacity:
-    alike = [worker for worker in round_.workers.values() if worker.registered.model == model and worker.alive]
-    fresh = [worker for worker in alike if is_fresh(worker, round_.flow_ms, round_.limits)]
-    able: list[Worker] = [worker for worker in fresh if not worker.draining]
+    workers = slots = free_slots = kv_tokens = kv_tokens_held = running = 0
+    for worker in round_.workers.values():
+        if not worker.alive or worker.registered.model != model:
+            continue
+        workers += 1
+        if worker.draining or not is_fresh(worker, round_.flow_ms, round_.limits):
+            continue
+        slots += worker.registered.slots
+        free_slots += slots_left(worker)
+        kv_tokens += worker.registered.kv_tokens
+        kv_tokens_held += worker.held_tokens
+        running += worker.held
     return Capacity(
-        workers=len(alike),
-        slots=sum(worker.registered.slots for worker in able),
-        free_slots=sum(slots_left(worker) for worker in able),
-        kv_tokens=sum(worker.registered.kv_tokens for worker in able),
-        kv_tokens_held=sum(worker.held_tokens for worker in able),
-        running=sum(worker.held for worker in able),
+        workers=workers,
+        slots=slots,
+        free_slots=free_slots,
+        kv_tokens=kv_tokens,
+        kv_tokens_held=kv_tokens_held,
+        running=running,
     )
 
 
 def _wait_ms(round_: Round, model: str, priority: Priority) -> int | None:
-    ahead = ahead_of(priority, round_.waiting_of(model))
+    ahead = ahead_of(priority, round_.queue.eligible_of(model))
     return wait_ms(capacity(round_, model), ahead, round_.hold_ms.get(model))
 
 
 def _stage(round_: Round, model: str, priority: Priority) -> Stage:
-    """The stage by now, kept; of paid traffic never above that of free traffic."""
+    """The stage by now."""
+    _measure(round_, model)
+    return _at(round_, model, priority)
+
+
+def _measure(round_: Round, model: str) -> None:
+    """The levels by now, kept."""
     thresholds = round_.limits.thresholds
-    has, waiting = capacity(round_, model), round_.waiting_of(model)
+    has, waiting = capacity(round_, model), round_.queue.eligible_of(model)
     for one in PRIORITIES:
         ahead = ahead_of(one, waiting)
         round_.levels[model, one] = next_level(
@@ -175,10 +200,10 @@ def _stage(round_: Round, model: str, priority: Priority) -> Stage:
             thresholds=thresholds,
             flow_ms=round_.flow_ms,
         )
-    return _at(round_, model, priority)
 
 
 def _at(round_: Round, model: str, priority: Priority) -> Stage:
+    """The stage; of paid traffic never above that of free traffic."""
     free = _level(round_, model, "free").stage
     return free if priority == "free" else not_above(_level(round_, model, "paid").stage, free)
 

@@ -11,11 +11,13 @@ from msgspec.structs import replace
 from schemas.events import GenerationAdmitted
 from schemas.models import Model
 from streams.dispatch import rules
+from streams.dispatch.giving import place
 from streams.dispatch.limits import Limits
+from streams.dispatch.outbox import Mark
 from streams.dispatch.placement import slots_left
 from streams.dispatch.pool import Pool
 from streams.dispatch.records import restored
-from streams.dispatch.round import Mark, Round
+from streams.dispatch.round import Round
 from streams.dispatch.service import observe
 from streams.log.steps import NOTHING, Arrived, Decision, Output, Record, StateRecord
 from streams.state import newest
@@ -41,7 +43,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 class Staged(msgspec.Struct, frozen=True, kw_only=True):
     """What `committed` and `written` take over."""
 
-    pools: Mapping[str, Pool]
+    rounds: tuple[Round, ...]
     confirmed: frozenset[Mark]
     marks: frozenset[Mark]
 
@@ -74,7 +76,7 @@ class Dispatch:
 
     def restore(self, number: int, records: Iterable[Record], now_ms: int, flow_ms: int) -> None:  # noqa: ARG002
         """Takes the newest record of each key."""
-        self._shards[number] = Shard(pools=restored(newest(records), flow_ms))
+        self._shards[number] = Shard(pools=restored(newest(records), self._limits, flow_ms))
 
     def decide(self, number: int, batch: Sequence[Arrived], now_ms: int, flow_ms: int) -> Decision:
         """Every record of the batch, then time, then placement."""
@@ -86,8 +88,9 @@ class Dispatch:
         if staged is None:
             return
         shard = self._shards[number]
+        pools = {round_.name: round_.settle() for round_ in staged.rounds}
         self._shards[number] = Shard(
-            pools={**shard.pools, **staged.pools}, written=shard.written - staged.confirmed, resend=False
+            pools={**shard.pools, **pools}, written=shard.written - staged.confirmed, resend=False
         )
 
     def written(self, number: int, decision: Decision) -> None:
@@ -134,7 +137,7 @@ def decide(
     for round_ in rounds.values():
         rules.expire_leases(round_)
         rules.expire_requests(round_)
-        rules.place(round_)
+        place(round_)
         observe(round_)
     return _decision(shard, [rounds[name] for name in sorted(rounds)]) if rounds else NOTHING
 
@@ -148,16 +151,17 @@ def _take(round_: Round, arrived: Arrived, models: Mapping[str, Model], *, known
 
 
 def _decision(shard: Shard, rounds: Sequence[Round]) -> Decision:
+    boxes = [round_.outbox for round_ in rounds]
     return Decision(
-        before=_outputs(round_.before for round_ in rounds),
-        outputs=_outputs(round_.outputs for round_ in rounds),
-        states=tuple(StateRecord(key=key, value=value) for round_ in rounds for key, value in round_.states.items()),
-        after=_outputs(round_.after for round_ in rounds),
-        reports=_outputs(round_.reports for round_ in rounds),
+        before=_outputs(box.before for box in boxes),
+        outputs=_outputs(box.outputs for box in boxes),
+        states=tuple(StateRecord(key=key, value=value) for box in boxes for key, value in box.states.items()),
+        after=_outputs(box.after for box in boxes),
+        reports=_outputs(box.reports for box in boxes),
         staged=Staged(
-            pools={round_.name: round_.pool() for round_ in rounds},
+            rounds=tuple(rounds),
             confirmed=shard.written,
-            marks=frozenset(mark for round_ in rounds for mark in round_.marks),
+            marks=frozenset(mark for box in boxes for mark in box.marks),
         ),
     )
 

@@ -1,0 +1,62 @@
+"""Who is served next, and by whom: requests that wait are given to workers until nothing that waits fits.
+
+1. Paid before free, and within a priority as `streams.dispatch.lines` says. The worker is `placement`'s choice.
+2. Of every `ageing_share` placements one goes to the request that has waited longest, if it has waited `ageing_ms`: a
+   free one before a paid one. So nobody waits for ever.
+3. A request that finds no room holds up those behind it, so that a large one gets its turn; but not one that has to
+   run alone among its like (`placement`, rule 2): it lets others pass, and is looked at again in the next round.
+"""
+
+from streams.dispatch.placement import ISOLATED_FROM, choose, is_fresh, slots_left
+from streams.dispatch.pool import Request, Worker
+from streams.dispatch.round import Round
+
+
+def place(round_: Round) -> None:
+    """Give what can be given."""
+    if not round_.queue.waiting:
+        return
+    for model in sorted({worker.registered.model for worker in _able(round_) if slots_left(worker)}):
+        apart: list[Request] = []
+        while (found := _next(round_, model)) is not None:
+            request, aged = found
+            had_it = round_.affinity.get(request.admitted.conversation_id)
+            worker = choose(_able(round_), request, had_it, round_.last_inbox, round_.limits)
+            if worker is not None:
+                round_.give(request, worker)
+                round_.unaged = 0 if aged else round_.unaged + 1
+            elif request.progress.lost >= ISOLATED_FROM:
+                round_.queue.step_aside(request)
+                apart.append(request)
+            else:
+                break
+        for request in apart:
+            round_.queue.step_back(request)
+
+
+def _able(round_: Round) -> list[Worker]:
+    """Workers that are there and take something."""
+    return [
+        worker
+        for worker in round_.workers.values()
+        if not worker.draining and is_fresh(worker, round_.flow_ms, round_.limits)
+    ]
+
+
+def _next(round_: Round, model: str) -> tuple[Request, bool] | None:
+    """The request to be served next, and whether it is for its age."""
+    lines = list(round_.queue.of(model))
+    if round_.limits.queueing == "fifo":
+        places = [place for _, line in lines if (place := line.oldest()) is not None]
+        return (round_.requests[min(places)[1]], False) if places else None
+    if round_.unaged >= round_.limits.ageing_share - 1:
+        for _, line in reversed(lines):
+            oldest = line.oldest()
+            request = round_.requests[oldest[1]] if oldest else None
+            if request is not None and round_.now_ms - request.admitted.submitted_at_ms >= round_.limits.ageing_ms:
+                return request, True
+    for _, line in lines:
+        head = line.head()
+        if head is not None:
+            return round_.requests[head[1]], False
+    return None
