@@ -48,9 +48,9 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def server_batch_tokens(self) -> int:
-        """Of an iteration: a batch of a prompt beside a token of each slot, and what is guessed to follow it."""
+        """Of an iteration. What all slots generate leaves room for half a batch of a prompt at least."""
         guessed = 0 if self.speculative == "off" else self.draft_tokens
-        return self.batch_tokens + self.slots * (1 + guessed)
+        return max(self.batch_tokens, self.slots * (1 + guessed) + (self.batch_tokens + 1) // 2)
 
 
 class Server(Protocol):

@@ -14,5 +14,6 @@ BENCHMARKS: tuple[str, ...] = (
     "readers",
     "resume_storm",
     "recovery",
+    "llama_worker",
 )
 """Those that `make bench` runs, in this order."""
