@@ -29,7 +29,9 @@ SHOWN_LINES = 200
 
 Port = Annotated[int | None, typer.Option(help="Port of the HTTP API; 0 is any free one. [default: 8080]")]
 EngineName = Annotated[str | None, typer.Option(help="llama_cpp, scripted or simulated. [default: llama_cpp]")]
-Workers = Annotated[int | None, typer.Option(help="Number of workers; 0: replies wait. [default: 1]")]
+Workers = Annotated[
+    str | None, typer.Option(help="Number of workers, 0: replies wait; or by model, small=1,large=2. [default: 1]")
+]
 Apis = Annotated[int | None, typer.Option("--api", help="API processes, which share the port. [default: 1]")]
 Streams = Annotated[int | None, typer.Option(help="Instances of turns and of dispatch. [default: 1]")]
 Detach = Annotated[bool, typer.Option("--detach", help="Return when everything is ready.")]

@@ -10,6 +10,7 @@ from infra.data_folder import DataFolder
 from infra.parts import Kind, Part, Probe, Stage
 from infra.ports import free_port
 from infra.probes import both, http_answers, status_file
+from infra.worker_plan import PlannedWorker
 
 STREAM_ROLES = ("turns", "dispatch", "settlement", "demand")
 PROJECTION_ROLES = ("buffer", "views")
@@ -22,7 +23,7 @@ class Replicas:
     """How many of each process run; ``streams`` counts turns and dispatch, which share work by partition."""
 
     streams: int
-    workers: int
+    workers: tuple[PlannedWorker, ...]
     api: int
 
 
@@ -40,7 +41,8 @@ def process_parts(
         _part(folder, f"projections-{role}-0", "projections", ("projections", role), env) for role in PROJECTION_ROLES
     ]
     workers = [
-        _part(folder, f"worker-{number}", "worker", ("inference_workers",), env) for number in range(replicas.workers)
+        _part(folder, worker.name, "worker", ("inference_workers",), {**env, **worker.env()})
+        for worker in replicas.workers
     ]
     own_ports = [free_port() for _ in range(replicas.api)] if replicas.api > 1 else [None]
     front = [_api(folder, number, env, host, api_port, own_port) for number, own_port in enumerate(own_ports)]
@@ -60,7 +62,7 @@ def _part(folder: DataFolder, name: str, kind: Kind, module: tuple[str, ...], en
         command=(sys.executable, "-m", *module),
         log=folder.log(name),
         probe=status_file(status),
-        env={**env, "TURNLOG_REPLICA": replica, "TURNLOG_STATUS_FILE": str(status)},
+        env={"TURNLOG_REPLICA": replica, **env, "TURNLOG_STATUS_FILE": str(status)},
         status_file=status,
         start_timeout_s=MODEL_START_TIMEOUT_S if kind == "worker" else START_TIMEOUT_S,
     )

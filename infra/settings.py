@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from infra.worker_plan import PlannedWorker, planned_workers
+from schemas.models import DEFAULT_MODELS, Model, parse_models
 from streams.log.process import database_of
 
 Engine = Literal["llama_cpp", "scripted", "simulated", "openai_compatible", "tensorrt_llm"]
@@ -57,7 +59,10 @@ class StackSettings(BaseSettings):
     api_port: int = Field(default=8080, ge=0, le=65535)
 
     engine: Engine = "llama_cpp"
-    workers: int = Field(default=1, ge=0, le=16)
+    models: str | None = None
+    """JSON list of `schemas.models.Model`; the parts are told by the same variable."""
+    workers: str = "1"
+    """How many, at most 16 in a pool; or how many of each model of TURNLOG_MODELS: `small=1,large=2`."""
     api_processes: int = Field(default=1, ge=1, le=16)
     streams: int = Field(default=1, ge=1, le=8)
     """Instances of turns and of dispatch."""
@@ -70,6 +75,22 @@ class StackSettings(BaseSettings):
     @classmethod
     def _empty_is_unset(cls, value: str | None) -> str | None:
         return value or None
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _number_is_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, int) else value
+
+    @field_validator("workers")
+    @classmethod
+    def _workers_can_run(cls, value: str, info: ValidationInfo) -> str:
+        planned_workers(value, _models(info.data.get("models")) if "=" in value else DEFAULT_MODELS)
+        return value
+
+    @property
+    def planned(self) -> tuple[PlannedWorker, ...]:
+        """The workers to start."""
+        return planned_workers(self.workers, _models(self.models) if "=" in self.workers else DEFAULT_MODELS)
 
 
 class ProvisionSettings(BaseSettings):
@@ -90,6 +111,10 @@ class ProvisionSettings(BaseSettings):
     def database(self) -> str:
         """Name of the ClickHouse database."""
         return database_of(self.namespace)
+
+
+def _models(text: str | None) -> tuple[Model, ...]:
+    return parse_models(text) if text else DEFAULT_MODELS
 
 
 def sentences(failure: ValidationError, typed: Mapping[str, str] | None = None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,9 +28,9 @@ def wrong_settings(settings: StackSettings) -> list[str]:
     given = told(settings)
     found: list[str] = []
     unreadable: list[str] = []
-    for kind in kinds(settings):
+    for kind, own in _told_apart(settings):
         try:
-            kind(**given)
+            kind(**given, **own)
         except ValidationError as failure:
             found += sentences(failure)
         except SettingsError as failure:
@@ -43,9 +44,20 @@ def told(settings: StackSettings) -> dict[str, Any]:
     return {**SOMEWHERE, **chosen, "status_file": None}
 
 
+def _told_apart(settings: StackSettings) -> Iterator[tuple[type[BaseSettings], dict[str, Any]]]:
+    """Each kind, with what the stack tells some parts of it and not others: each worker its pool and its model."""
+    places = dict.fromkeys((worker.pool, worker.model) for worker in settings.planned)
+    for kind in kinds(settings):
+        if kind is not WorkerSettings:
+            yield kind, {}
+            continue
+        for pool, model in places:
+            yield kind, {"pool": pool, "model": model} if pool and model else {}
+
+
 def kinds(settings: StackSettings) -> list[type[BaseSettings]]:
     """The settings classes of the processes that would run."""
-    chosen = ENGINES[settings.engine].settings if settings.workers else None
+    chosen = ENGINES[settings.engine].settings if settings.planned else None
     left_out: set[type[BaseSettings]] = {offer.settings for offer in ENGINES.values() if offer.settings is not chosen}
-    left_out |= {StackSettings} if settings.workers else {StackSettings, WorkerSettings}
+    left_out |= {StackSettings} if settings.planned else {StackSettings, WorkerSettings}
     return [kind for _, _, kind in SECTIONS if kind not in left_out]

@@ -143,7 +143,7 @@ async def _bring_up(
             arguments = ("provision", "--quiet", "--demo-account", str(folder.path))
             await run_errand(arguments, env, tell, timeout_s=PROVISION_TIMEOUT_S)
             await supervisor.start(_processes(settings, folder, env, api_port))
-            if not settings.workers:
+            if not settings.planned:
                 tell("No worker runs (--workers 0): replies wait until one does.")
             report(Ready(url, demo.key, time.monotonic() - began))
         else:
@@ -158,7 +158,7 @@ async def _make_and_start(supervisor: Supervisor, make: Callable[[], Part]) -> N
 
 
 def _require_engine(settings: StackSettings) -> None:
-    if settings.workers and settings.engine == "llama_cpp":
+    if settings.planned and settings.engine == "llama_cpp":
         require_local_model()
 
 
@@ -193,7 +193,7 @@ def _environment(settings: StackSettings, folder: DataFolder, servers: Servers) 
 
 
 def _processes(settings: StackSettings, folder: DataFolder, env: dict[str, str], api_port: int) -> list[Part]:
-    replicas = Replicas(settings.streams, settings.workers, settings.api_processes)
+    replicas = Replicas(settings.streams, settings.planned, settings.api_processes)
     return process_parts(folder, replicas, env, settings.api_host, api_port)
 
 

@@ -106,7 +106,8 @@ def test_a_key_without_a_broker_says_how_to_name_one(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["--port", "99999"], "--port is 99999"),
-        (["--workers", "500"], "--workers is 500"),
+        (["--workers", "500"], "--workers is '500': a pool has at most 16 workers."),
+        (["--workers", "nothing=1"], "TURNLOG_MODELS has no model 'nothing'; it has smollm2-135m-instruct."),
         (["--api", "0"], "--api is 0"),
         (["--engine", "steam"], "--engine is 'steam'"),
     ],
