@@ -6,8 +6,11 @@ import sys
 
 import structlog
 import uvloop
+from msgspec.structs import asdict
+from prometheus_client import REGISTRY
 
 from inference_workers.engine import EngineDead, EngineUnavailable
+from inference_workers.metrics import EngineMetrics
 from inference_workers.registry import check, make
 from inference_workers.settings import WorkerSettings
 from inference_workers.worker import Exit, Worker
@@ -45,6 +48,12 @@ async def _serve(settings: WorkerSettings, process: Process) -> Exit:
     engine = make(settings)
     process.starting(f"starting the engine {settings.engine}")
     await engine.start()
+    metrics = EngineMetrics(settings.pool, engine.info().model, REGISTRY)
+
+    def heartbeat(detail: str) -> None:
+        process.turned(detail=detail)
+        metrics.take(asdict(engine.stats()))
+
     log = KafkaLog(settings.kafka_bootstrap, settings.namespace, f"worker-{settings.pool}-{settings.replica}")
     worker = Worker(
         log=log,
@@ -53,7 +62,7 @@ async def _serve(settings: WorkerSettings, process: Process) -> Exit:
         inbox=settings.replica,
         instance=instance_id(),
         policy=settings.policy(),
-        heartbeat=lambda detail: process.turned(detail=detail),
+        heartbeat=heartbeat,
     )
     gc.collect()
     gc.freeze()  # what is loaded stays: collections look at new objects only, and pauses stay short
