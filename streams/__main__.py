@@ -1,6 +1,7 @@
 """`python -m streams turns|dispatch|settlement|demand [--check]`: one process of the streams."""
 
 import sys
+import time
 from collections.abc import Sequence
 
 import structlog
@@ -12,7 +13,7 @@ from streams.log.kafka import KafkaLog
 from streams.log.loop import LoopSettings
 from streams.log.process import BAD_SETTINGS, Process, main
 from streams.log.transactions import TransactionalSettings
-from streams.metrics import Alarms, Numbers
+from streams.metrics import Alarms, Numbers, Series
 from streams.settings import DemandSettings, DispatchSettings, SettlementSettings, TurnsSettings
 from streams.settlement.rules import Alarm
 
@@ -114,22 +115,24 @@ def settlement(settings: SettlementSettings, process: Process) -> None:
 def demand(settings: DemandSettings, process: Process) -> None:
     """Demand, until it shall stop."""
     from streams.demand import app
-    from streams.demand.forecast import Smoothing
+    from streams.demand.latest import NUMBERS, Latest
 
     log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
     partitions = log.partitions(REQUESTS.name)
     log.close()
+    latest = Latest()
+    Series(NUMBERS, lambda: latest.numbers(time.time_ns() // 1_000_000))
     app.run(
         app.Settings(
             bootstrap=settings.kafka_bootstrap,
             namespace=settings.namespace,
             partitions=partitions,
             replica=settings.replica,
-            window_s=settings.demand_window_s,
-            smoothing=Smoothing(headroom=settings.demand_headroom),
+            rules=settings.rules(),
             folder=settings.demand_folder,
         ),
         process.stop,
+        said=latest.said,
         on_turn=process.turned,
     )
 

@@ -7,6 +7,9 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from schemas.models import DEFAULT_MODELS, Model, parse_models
+from streams.demand.forecast import Smoothing
+from streams.demand.pool import Rules
+from streams.demand.scaling import Scaling
 from streams.dispatch.limits import Limits, NoWorker, Placement, Queueing
 from streams.dispatch.load import Thresholds
 from streams.log.process import ProcessSettings
@@ -146,3 +149,47 @@ class DemandSettings(StreamSettings):
     demand_headroom: float = Field(default=1.25, ge=1, le=10)
     demand_folder: Path | None = None
     """For Faust's own files; by default a folder among the temporary ones."""
+    """Demand is counted and said in windows of this length."""
+    """So many times what is expected is provided for."""
+    demand_lead_s: float = Field(default=300.0, ge=0, le=7_200)
+    """How long a worker takes from being desired to running: what is usual by then is provided for."""
+    demand_slot_s: float = Field(default=600.0, ge=300, le=14_400)
+    """The day's pattern is learnt in slots of this length; a window, if that is longer."""
+    demand_days: int = Field(default=5, ge=1, le=14)
+    """A slot is expected to be as the median of so many days; fewer than half of them may be odd."""
+    demand_replicas_min: int = Field(default=1, ge=0)
+    """Fewest workers that are desired of a pool."""
+    demand_replicas_max: int = Field(default=16, ge=1)
+    """Most workers that are desired of a pool; it has no more inboxes than provisioned: 16, in production 64."""
+    demand_target_utilisation: float = Field(default=0.8, gt=0, le=1)
+    """Share of a worker's slots that shall be taken."""
+    demand_scale_down_windows: int = Field(default=30, ge=1, le=10_000)
+    """Fewer workers are desired only after so many windows in a row that need fewer."""
+    demand_backlog_s: float = Field(default=60.0, gt=0, le=86_400)
+    """What waits for a slot shall be done within so long, beside what arrives."""
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> Self:
+        if self.demand_replicas_min > self.demand_replicas_max:
+            raise ValueError("TURNLOG_DEMAND_REPLICAS_MIN may not be above TURNLOG_DEMAND_REPLICAS_MAX")
+        return self
+
+    def rules(self) -> Rules:
+        """The values that its forecasts and wishes depend on."""
+        window_ms = round(self.demand_window_s * 1000)
+        return Rules(
+            smoothing=Smoothing(
+                window_ms=window_ms,
+                headroom=self.demand_headroom,
+                slot_ms=max(round(self.demand_slot_s * 1000), window_ms),
+                days=self.demand_days,
+            ),
+            scaling=Scaling(
+                replicas_min=self.demand_replicas_min,
+                replicas_max=self.demand_replicas_max,
+                target_utilisation=self.demand_target_utilisation,
+                scale_down_windows=self.demand_scale_down_windows,
+                backlog_s=self.demand_backlog_s,
+            ),
+            lead_ms=round(self.demand_lead_s * 1000),
+        )

@@ -1,5 +1,8 @@
 """The Faust application: `requests` and `workers` into windowed tables, closed windows into `demand`.
 
+What is waiting is read from `load`, where dispatch measures it. What is remembered of the pools stands in a table of
+its own, so that the days that were learnt outlive the process.
+
 Faust carries this because all of it can be counted again and none of it is a command; see docs/decisions. Rules that
 keep it harmless: raw values decoded with the codec, every exception caught in the agent (an exception there would
 acknowledge its record), one stream per agent, sends awaited to their acknowledgement, no web server.
@@ -9,7 +12,7 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from threading import Event as Flag
 from typing import Any
@@ -18,12 +21,12 @@ import faust
 import msgspec
 
 from schemas.codec import Envelope, Undecodable, decode, encode
-from schemas.events import Event, GenerationAdmitted
-from schemas.topics import DEMAND, REQUESTS, WORKERS
+from schemas.events import Event, GenerationAdmitted, LoadMeasured
+from schemas.topics import DEMAND, LOAD, REQUESTS, WORKERS
 from schemas.values import Tier
 from streams.demand.changelog import ensure
 from streams.demand.emitter import Emitter
-from streams.demand.forecast import Smoothing
+from streams.demand.pool import Rules, Said
 from streams.demand.windows import Window, after, last_closed
 from streams.log.steps import LogError
 
@@ -31,6 +34,7 @@ SOURCE = "streams/demand"
 GRACE_MS = 2_000
 """A window is said so long after its end, for records on their way."""
 TABLE = "windows"
+KEPT = "pools"
 WINDOWS_KEPT = 10
 REPLIES_MAX = 100_000
 """Replies whose tier is remembered until they finish; the oldest is forgotten, then not counted."""
@@ -44,15 +48,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap: str
     namespace: str
     partitions: int
-    """Of `requests` and `workers`; the table's changelog has as many."""
+    """Of `requests` and `workers`; the tables' changelogs have as many."""
     replica: int = 0
-    window_s: float = 10.0
-    smoothing: Smoothing = Smoothing()
+    rules: Rules = Rules()
     folder: Path | None = None
 
+    @property
+    def window_s(self) -> float:
+        """Length of a window."""
+        return self.rules.smoothing.window_ms / 1000
 
-def build(settings: Settings) -> faust.App:
-    """The application, not started."""
+
+Hear = Callable[[Sequence[Said]], None]
+
+
+def build(settings: Settings, said: Hear) -> faust.App:
+    """The application, not started. `said` is called with what it says of each window."""
     name = f"{settings.namespace}.demand"
     folder = settings.folder or Path(tempfile.gettempdir()) / f"{name}-{settings.replica}"
     app = faust.App(
@@ -76,17 +87,20 @@ def build(settings: Settings) -> faust.App:
         worker_redirect_stdouts=False,
         logging_config=None,
     )
-    _Windows(app, settings)
+    _Windows(app, settings, said)
     return app
 
 
 class _Windows:
-    """Agent, table and timer of the application."""
+    """Agent, tables and timer of the application."""
 
-    def __init__(self, app: faust.App, settings: Settings) -> None:
+    def __init__(self, app: faust.App, settings: Settings, said: Hear) -> None:
         self._namespace = settings.namespace
-        self._window_ms = round(settings.window_s * 1000)
-        self._emitter = Emitter(self._window_ms, settings.smoothing)
+        self._window_ms = settings.rules.smoothing.window_ms
+        self._said = said
+        # Written by the timer, where no record says a partition: so by the key's.
+        kept = app.Table(KEPT, partitions=settings.partitions, key_type=str, value_type=bytes, use_partitioner=True)
+        self._emitter = Emitter(settings.rules, kept)
         self._tiers: dict[str, Tier] = {}
         self._table = app.Table(
             TABLE,
@@ -94,7 +108,8 @@ class _Windows:
             key_type=str,
             value_type=bytes,
         ).tumbling(settings.window_s, expires=settings.window_s * WINDOWS_KEPT)
-        sources = app.topic(*self._names(REQUESTS.name, WORKERS.name), key_serializer="raw", value_serializer="raw")
+        heard = self._names(REQUESTS.name, WORKERS.name, LOAD.name)
+        sources = app.topic(*heard, key_serializer="raw", value_serializer="raw")
         self._demand = app.topic(*self._names(DEMAND.name), key_serializer="raw", value_serializer="raw")
         app.agent(sources, name="streams.demand", concurrency=1)(self._count)
         app.timer(min(1.0, settings.window_s / 4))(self._say)
@@ -124,6 +139,9 @@ class _Windows:
             log.warning("demand: %s", error)
             return
         event = envelope.event
+        if isinstance(event, LoadMeasured):
+            self._emitter.measured(event)
+            return
         pool = getattr(event, "pool", None)
         if pool is None:
             return
@@ -145,7 +163,9 @@ class _Windows:
     async def _say(self) -> None:
         try:
             until_ms = last_closed(time.time_ns() // 1_000_000, self._window_ms, GRACE_MS)
-            for event in self._emitter.say(until_ms, self._read):
+            told = self._emitter.say(until_ms, self._read)
+            self._said(told)
+            for event in told:
                 await self._send(event)
         except Exception:
             log.exception("demand: a forecast was not written")
@@ -162,20 +182,27 @@ class _Windows:
         await (await self._demand.send(key=event.key().encode(), value=value, headers=dict(headers)))
 
 
-def run(settings: Settings, stop: Flag, *, on_turn: Callable[[], None]) -> None:
-    """Runs the application until it shall stop; `on_turn` is called about twice a second while it is well.
+def run(settings: Settings, stop: Flag, *, said: Hear, on_turn: Callable[[], None]) -> None:
+    """Runs the application until it shall stop.
+
+    Args:
+        settings: of the application.
+        stop: ends it when set.
+        said: called with what it says of each window.
+        on_turn: called about twice a second while it is well.
 
     Raises:
         LogError: it ended by itself; the process must be started anew.
     """
-    asyncio.run(_run(settings, stop, on_turn))
+    asyncio.run(_run(settings, stop, said, on_turn))
 
 
-async def _run(settings: Settings, stop: Flag, on_turn: Callable[[], None]) -> None:
-    changelog = f"{settings.namespace}.demand-{TABLE}-changelog"
+async def _run(settings: Settings, stop: Flag, said: Hear, on_turn: Callable[[], None]) -> None:
     like = f"{settings.namespace}.{REQUESTS.name}"
-    await ensure(settings.bootstrap, changelog, like, settings.window_s * WINDOWS_KEPT)
-    app = build(settings)
+    for table, retention_s in ((TABLE, settings.window_s * WINDOWS_KEPT), (KEPT, None)):
+        changelog = f"{settings.namespace}.demand-{table}-changelog"
+        await ensure(settings.bootstrap, changelog, like, retention_s)
+    app = build(settings, said)
     for chatty in ("faust", "mode", "aiokafka"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     app.finalize()

@@ -1,4 +1,4 @@
-"""The table's changelog topic, made and waited for before the application starts.
+"""A table's changelog topic, made and waited for before the application starts.
 
 Faust would make it by itself, but for a moment a new topic shows only some of its partitions, and Faust remembers that
 count for a minute, in which it refuses to write the table.
@@ -16,14 +16,14 @@ from streams.log.steps import LogError
 WAIT_S = 30.0
 
 
-async def ensure(bootstrap: str, topic: str, like: str, retention_s: float) -> None:
+async def ensure(bootstrap: str, topic: str, like: str, retention_s: float | None) -> None:
     """The topic exists, and each of its partitions has a leader.
 
     Args:
         bootstrap: addresses of the brokers.
         topic: full name of the changelog.
         like: full name of a topic with as many partitions and replicas.
-        retention_s: how long its records count.
+        retention_s: how long its records count; None: the newest of each key counts for ever.
 
     Raises:
         LogError: not within `WAIT_S`, or the broker refuses.
@@ -45,7 +45,10 @@ async def ensure(bootstrap: str, topic: str, like: str, retention_s: float) -> N
         await admin.close()
 
 
-def _settings(retention_s: float) -> dict[str, str]:
+def _settings(retention_s: float | None) -> dict[str, str]:
+    if retention_s is None:
+        # Small segments: only what is in an old one is compacted, and a start reads all that is not.
+        return {"cleanup.policy": "compact", "segment.ms": "3600000", "segment.bytes": "16777216"}
     return {"cleanup.policy": "compact,delete", "retention.ms": str(max(round(retention_s * 1000), 3_600_000))}
 
 

@@ -1,69 +1,80 @@
-"""What is said about each closed window of the pools: demand, and forecast of the next. Pure but for its memory."""
+"""What is said about each closed window of the pools, in order and once. Pure but for its memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 
-from schemas.events import DemandForecast
-from schemas.values import Tier
-from streams.demand.forecast import Expected, Smoothing, forecast, observe
-from streams.demand.windows import TIERS, Demand, Window
+from schemas.events import LoadMeasured
+from streams.demand.kept import forget, load, save
+from streams.demand.pool import Pool, Rules, Said, said
+from streams.demand.windows import Window
 
-POOLS_MAX = 1_000
-"""Pools whose forecasts are remembered; the one that was silent longest is forgotten."""
+POOLS_MAX = 200
+"""Pools that are remembered; the one that was silent longest is forgotten. With slots of 10 minutes and 5 days each
+has 4 * 144 * 5 numbers, about 0.1 MB."""
 
 
 class Emitter:
-    """Says each window of each pool once, in order of time."""
+    """Says each window of each pool once, in order of time; also after a restart, from what is kept."""
 
-    def __init__(self, window_ms: int, smoothing: Smoothing) -> None:
-        self._window_ms = window_ms
-        self._smoothing = smoothing
-        self._said: dict[str, int] = {}
-        self._expected: dict[tuple[str, Tier, str], Expected] = {}
+    def __init__(self, rules: Rules, kept: MutableMapping[str, bytes]) -> None:
+        """Nothing is read from `kept` before a pool is heard.
+
+        Args:
+            rules: of forecasts and wishes.
+            kept: a table that outlives the process.
+        """
+        self._rules = rules
+        self._window_ms = rules.smoothing.window_ms
+        self._kept = kept
+        self._pools: dict[str, Pool] = {}
+        self._loads: dict[str, dict[str, LoadMeasured]] = {}
 
     def hear(self, pool: str, window_start_ms: int) -> None:
         """Something was heard of the pool in this window."""
-        if pool not in self._said:
-            self._said[pool] = window_start_ms - self._window_ms
-            if len(self._said) > POOLS_MAX:
-                self._forget(next(iter(self._said)))
+        if pool in self._pools:
+            return
+        known = load(self._kept, pool, self._rules.smoothing)
+        self._pools[pool] = known or Pool(said_ms=window_start_ms - self._window_ms)
+        if len(self._pools) > POOLS_MAX:
+            silent = min((one for one in self._pools if one != pool), key=lambda one: self._pools[one].said_ms)
+            del self._pools[silent]
+            self._loads.pop(silent, None)
+            forget(self._kept, silent)
 
-    def say(self, until_ms: int, read: Callable[[str, int], Window | None]) -> list[DemandForecast]:
-        """The windows up to the one that begins at `until_ms`, of those that exist.
+    def measured(self, load: LoadMeasured) -> None:
+        """How many wait. Of a pool that was never heard otherwise it is news only when something waits."""
+        if _waiting(load):
+            self.hear(load.pool, load.measured_at_ms // self._window_ms * self._window_ms)
+        if load.pool in self._pools:
+            self._loads.setdefault(load.pool, {})[load.model] = load
+
+    def say(self, until_ms: int, read: Callable[[str, int], Window | None]) -> list[Said]:
+        """The windows up to the one that begins at `until_ms`, of those that exist; at most the last three.
 
         Args:
             until_ms: start of the newest closed window.
             read: the window of a pool that begins at a time, None when nothing was heard.
         """
-        said: list[DemandForecast] = []
-        for pool, last_ms in list(self._said.items()):
-            oldest_ms = max(last_ms + self._window_ms, until_ms - 2 * self._window_ms)
+        told: list[Said] = []
+        for name in list(self._pools):
+            before = self._pools[name]
+            oldest_ms = max(before.said_ms + self._window_ms, until_ms - 2 * self._window_ms)
             for start_ms in range(oldest_ms, until_ms + 1, self._window_ms):
-                window = read(pool, start_ms)
-                if window is not None:
-                    said.extend(self._forecast(pool, tier, start_ms, window.demand(tier)) for tier in TIERS)
-            if until_ms > last_ms:
-                self._said[pool] = until_ms
-        return said
+                waiting = self._waiting(name, start_ms)
+                window = read(name, start_ms) or (Window() if waiting else None)
+                if window is None:
+                    continue
+                after, events = said(name, self._pools[name], window, start_ms, waiting, self._rules)
+                self._pools[name] = after
+                told.extend(events)
+            if self._pools[name] is not before:
+                save(self._kept, name, before, self._pools[name], self._rules.smoothing)
+        return told
 
-    def _forecast(self, pool: str, tier: Tier, start_ms: int, demand: Demand) -> DemandForecast:
-        return DemandForecast(
-            pool=pool,
-            tier=tier,
-            window_start_ms=start_ms,
-            window_ms=self._window_ms,
-            arrivals=demand.arrivals,
-            input_tokens=demand.input_tokens,
-            output_tokens=demand.output_tokens,
-            queue_ms_mean=round(demand.queue_ms_mean, 3),
-            forecast_arrivals=self._next(pool, tier, "arrivals", demand.arrivals),
-            forecast_output_tokens=self._next(pool, tier, "output_tokens", demand.output_tokens),
-        )
+    def _waiting(self, pool: str, start_ms: int) -> int:
+        """As measured in the window or after it; who has not measured for so long does not count."""
+        loads = self._loads.get(pool, {}).values()
+        return sum(_waiting(load) for load in loads if load.measured_at_ms >= start_ms)
 
-    def _next(self, pool: str, tier: Tier, what: str, value: float) -> float:
-        key = (pool, tier, what)
-        self._expected[key] = observe(self._expected.get(key), value, self._smoothing)
-        return round(forecast(self._expected[key], self._smoothing), 3)
 
-    def _forget(self, pool: str) -> None:
-        del self._said[pool]
-        self._expected = {key: value for key, value in self._expected.items() if key[0] != pool}
+def _waiting(load: LoadMeasured) -> int:
+    return load.waiting_paid + load.waiting_free

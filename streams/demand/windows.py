@@ -10,10 +10,12 @@ from typing import get_args
 import msgspec
 from msgspec.structs import replace
 
-from schemas.events import Event, GenerationAdmitted, GenerationFinished
+from schemas.events import Event, GenerationAdmitted, GenerationFinished, WorkerLeased, WorkerRegistered
 from schemas.values import Tier
 
 TIERS: tuple[Tier, ...] = get_args(Tier)
+WORKERS_MAX = 1_000
+"""Instances of a pool that are counted in one window."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -25,6 +27,14 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started: int = 0
     """Finished generations whose queue time is in `queue_ms`."""
     queue_ms: int = 0
+    ran: int = 0
+    """Those of them whose time in a slot is known, and in `ran_ms`."""
+    ran_ms: int = 0
+
+    @property
+    def service_ms_mean(self) -> float:
+        """Mean time in a slot; 0 when nothing finished."""
+        return self.ran_ms / self.ran if self.ran else 0.0
 
     @property
     def queue_ms_mean(self) -> float:
@@ -36,6 +46,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     """A pool's window."""
 
     tiers: Mapping[Tier, Demand] = {}
+    workers: Mapping[str, int] = {}
+    """Instances that registered or renewed their lease, and the most slots that each has shown; 0: none."""
 
     def demand(self, tier: Tier) -> Demand:
         """Of one tier; zero when it asked for nothing."""
@@ -59,7 +71,7 @@ def after(window: Window | None, event: Event, tier: Tier | None) -> Window:
                 arrivals=before.arrivals + 1,
                 input_tokens=before.input_tokens + event.prompt_tokens_estimate,
             )
-            return Window(tiers={**window.tiers, event.tier: counted})
+            return replace(window, tiers={**window.tiers, event.tier: counted})
         case GenerationFinished(returned=False) if tier is not None:
             before = window.demand(tier)
             counted = replace(
@@ -67,10 +79,32 @@ def after(window: Window | None, event: Event, tier: Tier | None) -> Window:
                 output_tokens=before.output_tokens + (event.usage.output_tokens if event.usage else 0),
                 started=before.started + 1,
                 queue_ms=before.queue_ms + event.queued_ms,
+                ran=before.ran + (event.ran_ms > 0),
+                ran_ms=before.ran_ms + event.ran_ms,
             )
-            return Window(tiers={**window.tiers, tier: counted})
+            return replace(window, tiers={**window.tiers, tier: counted})
+        case WorkerRegistered():
+            return _shown(window, event.instance, event.slots)
+        case WorkerLeased():
+            return _shown(window, event.instance, _slots(event))
         case _:
             return window
+
+
+def _slots(lease: WorkerLeased) -> int:
+    """Slots that a worker has for sure: a full one, or one that is not well, shows those taken only."""
+    if lease.draining:
+        return 0
+    return lease.running + (lease.free_slots + lease.waiting if lease.free_slots else 0)
+
+
+def _shown(window: Window, instance: str, slots: int) -> Window:
+    known = window.workers.get(instance)
+    if known is None and len(window.workers) >= WORKERS_MAX:
+        return window
+    if known is not None and known >= slots:
+        return window
+    return replace(window, workers={**window.workers, instance: slots})
 
 
 def last_closed(now_ms: int, window_ms: int, grace_ms: int) -> int:

@@ -1,15 +1,30 @@
-"""Demand: windows, forecast, and what is said when."""
+"""Demand: windows, what is said when, workers desired, what outlives a restart, and the numbers that are served."""
 
+from collections.abc import Callable, Mapping
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry, generate_latest
 
+from schemas.events import DemandForecast, LoadMeasured, ReplicasDesired
 from schemas.values import Usage
-from streams.demand.emitter import Emitter
-from streams.demand.forecast import Expected, Smoothing, forecast, observe
+from streams.demand.emitter import POOLS_MAX, Emitter
+from streams.demand.forecast import Smoothing
+from streams.demand.latest import NUMBERS, Latest
+from streams.demand.pool import Rules, Said
+from streams.demand.scaling import Asked, Replicas, Scaling, decide, slots_needed, wish
 from streams.demand.windows import Window, after, last_closed
-from tests.streams.events import admitted, finished, leased
+from streams.metrics import Series
+from tests.streams.events import admitted, finished, leased, registered
 
-PLAIN = Smoothing(headroom=1.0)
+WINDOW_MS = 10_000
+RULES = Rules(
+    smoothing=Smoothing(headroom=1.0),
+    scaling=Scaling(replicas_min=0, target_utilisation=1.0, scale_down_windows=3, backlog_s=10),
+)
+NO_WINDOWS: Mapping[int, Window] = {}
 
 
 def counted(*events: object) -> Window:
@@ -20,17 +35,81 @@ def counted(*events: object) -> Window:
     return window
 
 
+def busy(arrivals: int, ran_ms: int = 2_000, slots: int = 4) -> Window:
+    """So many arrivals of paid traffic, one worker, and one finish if there are any."""
+    done = [finished(1, ran_ms=ran_ms, usage=Usage(input_tokens=1, output_tokens=20))] if arrivals else []
+    return counted(registered(slots=slots), *(admitted(n, tier="paid") for n in range(arrivals)), *done)
+
+
+def measured(waiting: int, at_ms: int = 0) -> LoadMeasured:
+    return LoadMeasured(
+        pool="default",
+        model="m",
+        measured_at_ms=at_ms,
+        workers=0,
+        slots=0,
+        free_slots=0,
+        kv_tokens=0,
+        kv_tokens_held=0,
+        running=0,
+        waiting_paid=waiting,
+        waiting_free=0,
+        wait_paid_ms=None,
+        wait_free_ms=None,
+        stage_paid="full",
+        stage_free="full",
+    )
+
+
+class Told:
+    """An emitter, and what it says of windows as they close."""
+
+    def __init__(self, kept: dict[str, bytes] | None = None, rules: Rules = RULES) -> None:
+        self.kept = {} if kept is None else kept
+        self.emitter = Emitter(rules, self.kept)
+
+    def of(self, *windows: Window | None, start_ms: int = 0, pool: str = "default") -> list[Said]:
+        said: list[Said] = []
+        for number, window in enumerate(windows):
+            at_ms = start_ms + number * WINDOW_MS
+            if window is not None:
+                self.emitter.hear(pool, at_ms)
+            said.extend(self.emitter.say(at_ms, reader({at_ms: window} if window else {}, pool)))
+        return said
+
+
+def reader(windows: Mapping[int, Window], pool: str = "default") -> Callable[[str, int], Window | None]:
+    return lambda name, start_ms: windows.get(start_ms) if name == pool else None
+
+
+def replicas(said: list[Said]) -> list[int]:
+    return [event.replicas for event in said if isinstance(event, ReplicasDesired)]
+
+
+def paid(said: list[Said]) -> list[DemandForecast]:
+    return [event for event in said if isinstance(event, DemandForecast) and event.tier == "paid"]
+
+
+# --- windows ---
+
+
 def test_a_window_counts_per_tier() -> None:
     usage = Usage(input_tokens=1, output_tokens=7)
     window = counted(
         admitted(1, prompt_tokens_estimate=5),
         admitted(2, tier="paid", prompt_tokens_estimate=6),
-        finished(1, usage=usage, queued_ms=10),
-        finished(2, usage=usage, queued_ms=30),
+        finished(1, usage=usage, queued_ms=10, ran_ms=100),
+        finished(2, usage=usage, queued_ms=30, ran_ms=300),
     )
     assert (window.demand("free").arrivals, window.demand("free").input_tokens) == (1, 5)
-    paid = window.demand("paid")
-    assert (paid.arrivals, paid.input_tokens, paid.output_tokens, paid.queue_ms_mean) == (1, 6, 14, 20.0)
+    of = window.demand("paid")
+    assert (of.arrivals, of.input_tokens, of.output_tokens, of.queue_ms_mean) == (1, 6, 14, 20.0)
+    assert of.service_ms_mean == 200.0
+
+
+def test_a_finish_that_does_not_say_how_long_it_ran_changes_no_service_time() -> None:
+    window = counted(finished(1, ran_ms=100), finished(2))
+    assert (window.demand("paid").started, window.demand("paid").service_ms_mean) == (2, 100.0)
 
 
 def test_what_is_handed_back_did_not_finish() -> None:
@@ -41,25 +120,11 @@ def test_a_finish_of_an_unknown_tier_is_not_counted() -> None:
     assert after(None, finished(1), None) == Window()
 
 
-def test_no_traffic_is_zero_demand_and_no_news_is_none() -> None:
-    emitter = Emitter(10_000, PLAIN)
-    windows = {("default", 10_000): counted(leased()), ("default", 30_000): counted(admitted(1))}
-    emitter.hear("default", 10_000)
-
-    def read(pool: str, start_ms: int) -> Window | None:
-        return windows.get((pool, start_ms))
-
-    assert [(said.tier, said.arrivals) for said in emitter.say(10_000, read)] == [("free", 0), ("paid", 0)]
-    assert emitter.say(10_000, read) == []
-    assert emitter.say(20_000, read) == []
-    assert [(said.tier, said.arrivals) for said in emitter.say(30_000, read)] == [("free", 1), ("paid", 0)]
-
-
-def test_windows_that_were_missed_are_said_in_order_but_no_old_ones() -> None:
-    emitter = Emitter(10, PLAIN)
-    emitter.hear("default", 0)
-    said = emitter.say(100, lambda _, __: counted(leased()))
-    assert [one.window_start_ms for one in said if one.tier == "free"] == [80, 90, 100]
+def test_slots_of_a_worker_are_those_registered_or_the_most_that_a_lease_shows() -> None:
+    assert counted(registered(0, slots=8), leased(0, free_slots=2, running=1)).workers == {"i0": 8}
+    assert counted(leased(1, free_slots=3, running=1), leased(1, free_slots=0, running=2)).workers == {"i1": 4}
+    assert counted(leased(2, free_slots=0, running=2, waiting=5)).workers == {"i2": 2}
+    assert counted(leased(3, free_slots=0, running=2, draining=True)).workers == {"i3": 0}
 
 
 def test_only_windows_that_are_over_are_closed() -> None:
@@ -68,26 +133,200 @@ def test_only_windows_that_are_over_are_closed() -> None:
     assert last_closed(32_000, 10_000, 2_000) == 20_000
 
 
-def test_a_steady_rise_is_foreseen() -> None:
-    expected: Expected | None = None
-    for value in range(0, 400, 10):
-        expected = observe(expected, value, PLAIN)
-    assert expected is not None
-    assert abs(forecast(expected, PLAIN) - 400) < 5
+# --- what is said ---
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
-def test_a_forecast_is_never_negative(values: list[float]) -> None:
-    expected: Expected | None = None
-    for value in values:
-        expected = observe(expected, value, Smoothing())
-        assert forecast(expected, Smoothing()) >= 0
+def test_no_traffic_is_zero_demand_and_no_news_is_none() -> None:
+    told = Told()
+    assert [event.arrivals for event in paid(told.of(counted(leased())))] == [0]
+    assert told.of(None, start_ms=WINDOW_MS) == []
+    assert [event.arrivals for event in paid(told.of(busy(1), start_ms=2 * WINDOW_MS))] == [1]
 
 
-@given(st.floats(0, 1e6), st.integers(1, 50))
-def test_a_constant_demand_is_foreseen_with_headroom(value: float, times: int) -> None:
-    expected: Expected | None = None
-    for _ in range(times):
-        expected = observe(expected, value, Smoothing())
-    assert expected is not None
-    assert abs(forecast(expected, Smoothing()) - value * 1.25) <= 1e-6 * max(1.0, value)
+def test_windows_that_were_missed_are_said_in_order_but_no_old_ones() -> None:
+    emitter = Emitter(RULES, {})
+    emitter.hear("default", 0)
+    said = emitter.say(10 * WINDOW_MS, lambda _, __: counted(leased()))
+    assert [one.window_start_ms for one in paid(said)] == [8 * WINDOW_MS, 9 * WINDOW_MS, 10 * WINDOW_MS]
+
+
+def test_a_window_whose_records_came_late_is_said_with_the_next_one() -> None:
+    told = Told()
+    told.of(busy(1))
+    windows = {WINDOW_MS: busy(2), 2 * WINDOW_MS: busy(3)}
+    assert told.emitter.say(WINDOW_MS, reader(NO_WINDOWS)) == []
+    said = told.emitter.say(2 * WINDOW_MS, reader(windows))
+    assert [event.arrivals for event in paid(said)] == [2, 3]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.booleans()), max_size=40))
+def test_no_window_is_said_twice_and_all_in_order_also_over_restarts(steps: list[tuple[bool, int, bool]]) -> None:
+    told = Told()
+    said: list[Said] = []
+    until = 0
+    for heard, further, restart in steps:
+        until += further
+        if restart:
+            told = Told(told.kept)
+        if heard:
+            told.emitter.hear("default", until * WINDOW_MS)
+        said.extend(told.emitter.say(until * WINDOW_MS, lambda _, start: busy(start // WINDOW_MS % 3)))
+    starts = [event.window_start_ms for event in paid(said)]
+    assert starts == sorted(set(starts))
+    assert len({event.identity() for event in said}) == len(said)
+
+
+def test_a_restart_loses_nothing_of_what_was_learnt() -> None:
+    hour = Rules(smoothing=Smoothing(window_ms=WINDOW_MS, slot_ms=2 * WINDOW_MS), scaling=RULES.scaling)
+    first = Told(rules=hour)
+    first.of(*(busy(n % 7) for n in range(20)))
+    second = Told(dict(first.kept), rules=hour)
+    following = [busy(n % 5) for n in range(20)]
+    assert second.of(*following, start_ms=200_000) == first.of(*following, start_ms=200_000)
+
+
+def test_what_was_learnt_in_windows_of_another_length_is_not_used() -> None:
+    first = Told()
+    first.of(busy(9))
+    longer = Rules(smoothing=Smoothing(headroom=1.0, window_ms=2 * WINDOW_MS))
+    [event] = paid(Told(first.kept, longer).of(busy(1), start_ms=2 * WINDOW_MS))
+    assert event.forecast_arrivals == 1
+
+
+def test_the_pool_that_was_silent_longest_is_forgotten() -> None:
+    told = Told()
+    for number in range(POOLS_MAX + 1):
+        told.of(busy(1), start_ms=number * WINDOW_MS, pool=f"p{number}")
+    assert "p0" not in told.kept
+    assert {"p1", f"p{POOLS_MAX}"} <= told.kept.keys()
+
+
+# --- workers desired ---
+
+
+def test_slots_are_arrivals_times_service_time_and_the_backlogs_share() -> None:
+    asked = [Asked(arrivals_per_s=3, service_ms=2_000), Asked(arrivals_per_s=1, service_ms=500)]
+    assert slots_needed(asked, 0, 2_000, Scaling()) == 6.5
+    assert slots_needed(asked, 60, 2_000, Scaling(backlog_s=30)) == 10.5
+
+
+def test_workers_are_as_many_as_leave_the_slots_used_to_the_target() -> None:
+    assert wish(9.5, 4, Scaling(target_utilisation=0.8), something=True) == 3
+    assert wish(8.0, 4, Scaling(target_utilisation=1.0), something=True) == 2
+    assert wish(1e9, 4, Scaling(replicas_max=7), something=True) == 7
+    assert wish(0, 4, Scaling(replicas_min=2), something=False) == 2
+
+
+def test_where_anything_is_asked_for_one_worker_is_wanted_though_nothing_is_known_of_any() -> None:
+    assert wish(0, 0, Scaling(replicas_min=0), something=True) == 1
+    assert wish(0, 0, Scaling(replicas_min=0), something=False) == 0
+
+
+def test_more_workers_at_once_and_fewer_after_a_while() -> None:
+    scaling = Scaling(scale_down_windows=3)
+    state: Replicas | None = None
+    desired = []
+    for wished in (2, 5, 1, 3, 2, 2, 4, 1, 1, 1):
+        state = decide(state, wished, scaling)
+        desired.append(state.desired)
+    assert desired == [2, 5, 5, 5, 3, 3, 4, 4, 4, 1]
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(1, 8))
+def test_no_fewer_are_desired_than_any_of_the_last_windows_wished_for(wishes: list[int], windows: int) -> None:
+    scaling = Scaling(scale_down_windows=windows, replicas_max=20)
+    state: Replicas | None = None
+    for number, wished in enumerate(wishes):
+        state = decide(state, wished, scaling)
+        recent = wishes[max(0, number - windows + 1) : number + 1]
+        assert wished <= state.desired <= max(wishes[: number + 1])
+        assert state.desired >= max(recent) or number + 1 > windows
+
+
+def test_desired_are_never_more_than_allowed_by_now() -> None:
+    assert decide(Replicas(10), 4, Scaling(replicas_max=4)) == Replicas(4)
+
+
+def test_demand_wishes_for_the_workers_that_it_needs() -> None:
+    told = Told()
+    [event] = [one for one in told.of(busy(60)) if isinstance(one, ReplicasDesired)]
+    # 6 a second, 2 s each: 12 slots of workers with 4
+    assert (event.workers, event.slots_per_worker, event.slots_needed, event.replicas) == (1, 4, 12, 3)
+
+
+def test_what_waits_wishes_for_workers_though_nothing_else_is_heard() -> None:
+    told = Told()
+    told.emitter.measured(measured(3, at_ms=1_000))
+    assert replicas(told.of(None)) == [1]
+    told.emitter.measured(measured(0, at_ms=11_000))
+    assert told.of(None, start_ms=WINDOW_MS) == []
+
+
+def test_a_backlog_wishes_for_more() -> None:
+    told = Told()
+    told.emitter.measured(measured(40, at_ms=1_000))
+    [event] = [one for one in told.of(busy(60)) if isinstance(one, ReplicasDesired)]
+    assert event.slots_needed == 12 + 40 * 2 / 10
+
+
+def test_what_was_measured_before_the_window_does_not_count() -> None:
+    told = Told()
+    told.emitter.measured(measured(40, at_ms=1_000))
+    before, after_it = [one for one in told.of(busy(60), busy(60)) if isinstance(one, ReplicasDesired)]
+    assert (before.slots_needed, after_it.slots_needed) == (20, 12)
+
+
+def test_without_workers_the_slots_of_the_last_ones_are_taken() -> None:
+    said = Told().of(busy(60), counted(*(admitted(n, tier="paid") for n in range(60))))
+    last = said[-1]
+    assert isinstance(last, ReplicasDesired)
+    assert (last.workers, last.slots_per_worker, last.replicas) == (0, 4, 3)
+
+
+# --- numbers ---
+
+
+def test_the_newest_window_is_served_per_second() -> None:
+    latest = Latest()
+    latest.said(Told().of(busy(60)))
+    numbers = latest.numbers(WINDOW_MS + 1)
+    assert numbers.keys() == NUMBERS.keys()
+    of_paid = {name: values.get(("default", "paid")) for name, values in numbers.items()}
+    assert of_paid["turnlog_demand_arrivals_per_s"] == 6
+    assert of_paid["turnlog_demand_forecast_arrivals_per_s"] == 6
+    assert of_paid["turnlog_demand_output_tokens_per_s"] == 2
+    assert of_paid["turnlog_demand_service_ms_mean"] == 2_000
+    assert numbers["turnlog_demand_arrivals_per_s"][("default", "free")] == 0
+    assert numbers["turnlog_workers"] == {("default",): 1}
+    assert numbers["turnlog_desired_replicas"] == {("default",): 3}
+
+
+def test_no_traffic_is_served_as_zero_and_no_news_not_at_all() -> None:
+    registry, now_ms = CollectorRegistry(), WINDOW_MS + 3_000
+    latest = Latest()
+
+    def served() -> str:
+        return generate_latest(registry).decode()
+
+    Series(NUMBERS, lambda: latest.numbers(now_ms), registry)
+    latest.said(Told().of(counted(leased())))
+    assert 'turnlog_demand_arrivals_per_s{pool="default",tier="paid"} 0.0' in served()
+    assert 'turnlog_workers{pool="default"} 1.0' in served()
+    now_ms = 4 * WINDOW_MS
+    assert "default" not in served()
+    assert "# HELP turnlog_workers" in served()
+
+
+def test_of_a_silent_pool_nothing_is_kept() -> None:
+    told, latest = Told(), Latest()
+    latest.said(told.of(busy(1), pool="gone"))
+    latest.said(told.of(busy(1), start_ms=9 * WINDOW_MS))
+    assert latest.numbers(0)["turnlog_workers"] == {("default",): 1}
+
+
+@pytest.mark.parametrize("member", ["arrivals", "forecast_arrivals"])
+def test_said_again_counts_once(member: str) -> None:
+    latest, said = Latest(), Told().of(busy(2))
+    latest.said(said)
+    latest.said([replace(one) for one in said])
+    assert len(latest.numbers(0)[f"turnlog_demand_{member}_per_s"]) == 2

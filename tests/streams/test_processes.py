@@ -2,17 +2,22 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 from deployment import Deployment, new_deployment
 
+from infra.ports import free_port
 from infra.provisioning import provision_topics
 from schemas.codec import decode
 from schemas.events import (
@@ -22,6 +27,7 @@ from schemas.events import (
     GenerationFinished,
     GenerationRequested,
     GenerationStarted,
+    ReplicasDesired,
     ReplyStored,
     TokensGenerated,
     UsageRecorded,
@@ -31,7 +37,7 @@ from schemas.values import Usage
 from streams.log.kafka import KafkaLog
 from streams.log.log import BEGINNING, END
 from streams.log.steps import Output, Partition
-from tests.streams.events import leased, registered, submitted
+from tests.streams.events import admitted, finished, leased, registered, submitted
 
 pytestmark = pytest.mark.servers
 
@@ -47,9 +53,10 @@ class Streams:
         self._folder = folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, role: str) -> None:
+    def start(self, role: str, metrics_port: int = 0) -> None:
         own = {
             "TURNLOG_STATUS_FILE": str(self._status(role)),
+            "TURNLOG_METRICS_PORT": str(metrics_port),
             "TURNLOG_DEMAND_WINDOW_S": "1",
             "TURNLOG_DEMAND_FOLDER": str(self._folder / "demand"),
         }
@@ -170,11 +177,72 @@ def test_a_message_goes_the_whole_way_also_when_turns_and_dispatch_are_killed_on
 
     arrivals = eyes.await_event(DemandForecast, lambda event: event.arrivals > 0)
     assert (arrivals.pool, arrivals.tier) == ("default", "free")
+    desired = eyes.await_event(ReplicasDesired, lambda event: event.slots_per_worker > 0)
+    assert (desired.pool, desired.replicas, desired.slots_per_worker) == ("default", 1, 2)
     eyes.await_event(GenerationEnded, lambda event: event.reply_id == "rep_a3")
     ends = [event for event in eyes.seen if isinstance(event, GenerationEnded)]
     assert len({event.reply_id for event in ends}) == len(ends) == 3
     assert set(streams.stop().values()) == {0}
     log.close()
+
+
+@pytest.mark.timeout(180)
+def test_demand_is_served_until_nothing_is_heard_and_what_it_learnt_outlives_a_kill(
+    deployed: Deployment, streams: Streams
+) -> None:
+    port = free_port()
+    streams.start("demand", port)
+    wait_until(lambda: streams.ready("demand"), "demand ready")
+    log = KafkaLog(deployed.kafka_bootstrap, deployed.namespace, "test")
+    writer = log.writer("test")
+    eyes = Eyes(log, "demand")
+    sent = count()
+
+    def ask() -> bool:
+        number = next(sent)
+        writer.append(Output(event=registered(0, instance=f"w{number}", slots=4))).result(10)
+        for one in range(20 * number, 20 * number + 20):
+            writer.append(Output(event=admitted(one))).result(10)
+            writer.append(Output(event=finished(one, ran_ms=4_000))).result(10)
+        return 'turnlog_demand_arrivals_per_s{pool="default",tier="free"}' in served(port)
+
+    wait_until(ask, "arrivals are served")
+    # Of arrivals and service time, more workers are desired than the one that is wanted in any case.
+    wait_until(lambda: ask() and number_of(served(port), "turnlog_desired_replicas") > 1, "more replicas are served")
+    eyes.await_event(ReplicasDesired, lambda event: event.replicas > 1)
+    wait_until(lambda: 'pool="default"' not in served(port), "no news, no series")
+    assert "# HELP turnlog_desired_replicas" in served(port)
+
+    streams.kill("demand")
+    killed_ms = time.time_ns() // 1_000_000
+    streams.start("demand", port)
+    wait_until(lambda: streams.ready("demand"), "demand ready again")
+
+    def lease() -> bool:
+        writer.append(Output(event=leased(0, renewal=next(sent)))).result(10)
+        return 'pool="default"' in served(port)
+
+    wait_until(lease, "served again")
+    again = eyes.await_event(ReplicasDesired, lambda event: event.window_start_ms > killed_ms)
+    # Nothing was asked for since: what is desired is from before the kill.
+    assert again.replicas > 1
+    identities = [event.identity() for event in eyes.seen]
+    assert len(set(identities)) == len(identities)
+    assert set(streams.stop().values()) == {0}
+    log.close()
+
+
+def served(port: int) -> str:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+            return str(response.read().decode())
+    except URLError:
+        return ""
+
+
+def number_of(text: str, name: str) -> float:
+    found = re.search(rf'^{name}{{pool="default"}} (\S+)$', text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
 
 
 def _generate(writer: Any, request: GenerationRequested, text: str) -> None:
