@@ -19,6 +19,7 @@ from schemas.events import (
     UsageAdjusted,
     UsageRecorded,
 )
+from schemas.values import VoidAttempt
 
 VERSION_MAX = 2**63 - 1
 
@@ -140,11 +141,18 @@ def _reply(event: ReplyStored, text: str, partition: int, offset: int) -> Row:
         error_detail=event.error.detail if event.error else "",
         submitted_at=columns.time_text("submitted_at_ms", event.submitted_at_ms),
         ended_at=columns.time_text("ended_at_ms", event.ended_at_ms),
+        void_attempts=_void(event),
         log_partition=partition,
         log_offset=offset,
         event=text,
         version=VERSION_MAX - offset,
     )
+
+
+def _void(event: ReplyStored) -> tuple[VoidAttempt, ...]:
+    for void in event.void_attempts:
+        columns.count("void_attempts.attempt", void.attempt, columns.SMALL_MAX)
+    return event.void_attempts
 
 
 def _change(event: Event, text: str, partition: int, offset: int) -> tuple[Row, ...]:

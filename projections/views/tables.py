@@ -2,6 +2,8 @@
 
 import msgspec
 
+from schemas.values import VoidAttempt
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A row; its class tells the table."""
@@ -59,6 +61,8 @@ class ReplyRow(Row, frozen=True, kw_only=True):
     error_detail: str
     submitted_at: str
     ended_at: str
+    void_attempts: tuple[VoidAttempt, ...] = ()
+    """Written as objects: a tuple of names to ClickHouse."""
     event: str
 
 

@@ -25,7 +25,7 @@ from schemas.events import (
     ReplyStored,
     UsageRecorded,
 )
-from schemas.values import Usage
+from schemas.values import Failure, Usage, VoidAttempt
 
 WHEN_MS = 1_796_000_000_000
 
@@ -91,11 +91,13 @@ def stored(n: int, conversation: str = "conv_1") -> ReplyStored:
         model="m",
         status="completed",
         text="answer",
-        attempt=1,
+        attempt=2,
         final_offset=4,
         usage=Usage(input_tokens=3, output_tokens=2),
         submitted_at_ms=WHEN_MS + n,
         ended_at_ms=WHEN_MS + n + 500,
+        error=Failure(code="c", detail="d", retry_after_s=3),
+        void_attempts=(VoidAttempt(attempt=1, reason="worker_lost", worker="w"),),
     )
 
 

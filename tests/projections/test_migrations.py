@@ -103,6 +103,20 @@ def test_no_view_that_readers_get_reads_a_raw_table_without_deduplication(server
             assert select.count(table) == select.count(f"{name}.{table} FINAL") + select.count(f"{table}."), view
 
 
+@pytest.mark.servers
+def test_replies_that_were_stored_before_have_no_void_attempts(servers, name, monkeypatch):
+    all_of_them = migrations.migrations()
+    monkeypatch.setattr(migrations, "migrations", lambda: all_of_them[:4])
+    migrations.apply(servers.clickhouse_url, name)
+    database = Database(servers.clickhouse_url, name)
+    database.command(
+        "INSERT INTO reply_rows (account_id, conversation_id, reply_id, attempt) VALUES ('a', 'c', 'r', 2)"
+    )
+    monkeypatch.setattr(migrations, "migrations", lambda: all_of_them)
+    migrations.apply(servers.clickhouse_url, name)
+    assert database.query("SELECT attempt, void_reasons, void_workers FROM generation_stats") == [(2, [], [])]
+
+
 def test_a_server_that_is_away_is_one_clear_error():
     with pytest.raises(ClickHouseUnavailable):
         migrations.apply("http://127.0.0.1:1", "x")

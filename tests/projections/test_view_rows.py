@@ -15,6 +15,7 @@ from projections.views.tables import TABLES
 from schemas import events as e
 from schemas.codec import Envelope, hot_decode
 from schemas.examples import EXAMPLES
+from schemas.values import VoidAttempt
 from tests.schemas.strategies import events
 
 
@@ -49,6 +50,14 @@ def test_an_earlier_occurrence_has_the_higher_version():
 def test_a_record_of_usage_has_its_revision_as_version():
     [row] = made(EXAMPLES[e.UsageRecorded], revision=9)
     assert (row.version, row.message_id, row.cost) == (9, EXAMPLES[e.UsageRecorded].reply_id, "0.00000223")
+
+
+def test_a_reply_has_the_attempts_that_came_to_nothing():
+    voids = (VoidAttempt(attempt=1, reason="worker_lost", worker="w1"), VoidAttempt(attempt=2, reason="overloaded"))
+    [row] = made(EXAMPLES[e.ReplyStored], void_attempts=voids)
+    assert row.void_attempts == voids
+    with pytest.raises(Unstorable, match="void_attempts"):
+        made(EXAMPLES[e.ReplyStored], void_attempts=(VoidAttempt(attempt=2**32, reason="r"),))
 
 
 @pytest.mark.parametrize(

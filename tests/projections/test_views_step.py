@@ -16,6 +16,7 @@ from schemas import events as e
 from schemas.codec import Undecodable, hot_decode
 from schemas.conversation import fold
 from schemas.examples import ACCOUNT, CONVERSATION, EXAMPLES, MESSAGE, REPLY
+from schemas.values import VoidAttempt
 from streams.log.steps import Busy, Partition
 from tests.projections.logs import AT_MS, arrived, fresh_namespace
 from tests.schemas.strategies import AWKWARD
@@ -267,6 +268,22 @@ def test_a_reply_that_has_not_ended_is_open(empty):
         ("user", "completed", "What is a log?"),
         ("assistant", "open", ""),
     ]
+
+
+VOIDS = (VoidAttempt(attempt=1, reason="worker_lost", worker="w1"), VoidAttempt(attempt=2, reason="overloaded"))
+
+
+def test_the_views_tell_why_and_where_a_reply_began_again(empty):
+    stored = replace(EXAMPLES[e.ReplyStored], attempt=3, void_attempts=VOIDS)
+    step = step_on(empty)
+    write(step, [EXAMPLES[e.MessageSubmitted], stored])
+    write(step_on(empty), [EXAMPLES[e.MessageSubmitted], stored])
+    select = "SELECT attempt, void_numbers, void_reasons, void_workers FROM generation_stats"
+    assert empty.query(select) == [(3, [1, 2], ["worker_lost", "overloaded"], ["w1", ""])]
+    shown = empty.query("SELECT role, attempts, void_reasons FROM messages ORDER BY position")
+    assert shown == [("user", 0, []), ("assistant", 3, ["worker_lost", "overloaded"])]
+    write(step, [EXAMPLES[e.ConversationDeleted]], first=2)
+    assert empty.query(select) == []
 
 
 @pytest.mark.parametrize("content", [*AWKWARD, "x" * 262_144])
