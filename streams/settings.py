@@ -40,6 +40,8 @@ class TurnsSettings(StreamSettings):
     sweep_margin_s: float = Field(default=30.0, gt=0, le=3_600)
     window_chars_max: int = Field(default=400_000, ge=10_000)
     conversation_messages_max: int = Field(default=2_000, ge=4)
+    conversation_running_max: int = Field(default=4, ge=1)
+    """Replies of one conversation that run at a time; further ones wait."""
     conversations_max: int = Field(default=50_000, ge=1)
     conversations_chars_max: int = Field(default=64_000_000, ge=1_000_000)
 
@@ -51,6 +53,7 @@ class TurnsSettings(StreamSettings):
             sweep_margin_ms=round(self.sweep_margin_s * 1000),
             window_chars_max=self.window_chars_max,
             messages_max=self.conversation_messages_max,
+            conversation_running_max=self.conversation_running_max,
             conversations_max=self.conversations_max,
             chars_max=self.conversations_chars_max,
         )

@@ -1,4 +1,4 @@
-"""Whether a turn can begin: refused, waiting for an open reply of its branch, or ready with model and context."""
+"""Whether a turn can begin: refused, waiting for other replies of its conversation, or ready with model and context."""
 
 import msgspec
 
@@ -33,7 +33,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A reply on its branch is still open."""
+    """A reply on its branch is still open, or as many replies of its conversation run as may."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +44,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     began_at_ms: int
 
 
-def admit(held: Held, reply_id: str, policy: Policy) -> Refused | Waiting | Ready:
-    """Whether the turn of this (held, open) reply can begin."""
+def admit(held: Held, reply_id: str, policy: Policy, since_ms: int = 0) -> Refused | Waiting | Ready:
+    """Whether the turn of this (held, open) reply can begin. It waited until `since_ms`, if it did."""
     conversation = held.conversation
     reply = conversation.messages[reply_id]
     refused = _reference(held, reply)
@@ -65,9 +65,16 @@ def admit(held: Held, reply_id: str, policy: Policy) -> Refused | Waiting | Read
                 f"{model.name} takes {large.prompt_tokens_max}."
             )
             return Refused(Failure(code="prompt_too_large", detail=detail))
+        case Fitted() if is_full(held, policy):
+            return Waiting()
         case Fitted() as context:
             ends = (message.stored.ended_at_ms for message in path if message.stored is not None)
-            return Ready(model=model, context=context, began_at_ms=max(reply.submitted_at_ms, *ends, 0))
+            return Ready(model=model, context=context, began_at_ms=max(reply.submitted_at_ms, *ends, since_ms))
+
+
+def is_full(held: Held, policy: Policy) -> bool:
+    """Whether as many replies of the conversation run as may."""
+    return sum(open_.phase == "admitted" for open_ in held.open.values()) >= policy.conversation_running_max
 
 
 def _reference(held: Held, reply: Message) -> Refused | None:

@@ -18,6 +18,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     (of system prompts, which stay): `conversation_full`."""
     messages_max: int = 2_000
     """Messages of one conversation; one more is refused, `conversation_full`."""
+    conversation_running_max: int = 4
+    """Replies of one conversation that are admitted and not stored yet; further ones wait until one is stored."""
     conversations_max: int = 50_000
     """Conversations of one partition; above it the least recently active are archived."""
     chars_max: int = 64_000_000

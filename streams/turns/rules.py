@@ -2,7 +2,8 @@
 
 1. A message or regeneration that is known changes nothing. Its reply is admitted, declined or waits: exactly one
    admission ever, while the conversation is held.
-2. A turn waits while a reply on its branch is open. Every stored end lets those begin that waited for it.
+2. A turn waits while a reply on its branch is open, and while `conversation_running_max` replies of its conversation
+   run. Every stored end lets those begin that waited for it, in the order of their positions.
 3. A cancellation ends a reply that waits, is passed on for one that was admitted, and is remembered by the caller for
    one that is not known yet.
 4. Deleting a conversation cancels its open replies. They are held until they end.
@@ -88,11 +89,13 @@ def _open(held: Held | None, request: Request, envelope: Envelope[Event], policy
     )
 
 
-def _begun(held: Held, open_: Open, policy: Policy, cause: Envelope[Event], *, cancelled: bool = False) -> Kept:
+def _begun(
+    held: Held, open_: Open, policy: Policy, cause: Envelope[Event], *, cancelled: bool = False, since_ms: int = 0
+) -> Kept:
     """The turn begins, is refused, or goes on waiting."""
     if cancelled:
         return _with(held, _declined(open_, policy)), _decline(open_, "cancelled", None, cause)
-    match admission.admit(held, open_.reply_id, policy):
+    match admission.admit(held, open_.reply_id, policy, since_ms):
         case Waiting():
             return held, ()
         case Refused(error):
@@ -113,11 +116,18 @@ def stored(held: Held, event: ReplyStored, offset: int, policy: Policy) -> Kept:
     still = {reply_id: open_ for reply_id, open_ in held.open.items() if reply_id != event.reply_id}
     held = replace(held, conversation=conversation, open=still, active_offset=offset)
     outputs: list[Output] = []
-    for open_ in still.values():
-        if open_.phase == "waiting":
-            held, more = _begun(held, open_, policy, _brought(held, open_))
-            outputs.extend(more)
+    for open_ in _waiting(held):
+        if admission.is_full(held, policy):
+            break
+        held, more = _begun(held, open_, policy, _brought(held, open_), since_ms=event.ended_at_ms)
+        outputs.extend(more)
     return without_old_text(weighed(held), policy.window_chars_max), tuple(outputs)
+
+
+def _waiting(held: Held) -> list[Open]:
+    """Replies that wait, in the order in which they were asked for."""
+    waiting = [open_ for open_ in held.open.values() if open_.phase == "waiting"]
+    return sorted(waiting, key=lambda open_: held.conversation.messages[open_.reply_id].position)
 
 
 def changed(held: Held, event: Event, offset: int, policy: Policy, cause: Envelope[Event]) -> Kept:

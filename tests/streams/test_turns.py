@@ -89,6 +89,49 @@ def test_a_turn_on_another_branch_does_not_wait() -> None:
     assert prompt(drive.take(submitted(4, parent_id="conv_a"))) == ["message 4"]
 
 
+@pytest.mark.parametrize(("asked", "begin"), [(3, 3), (4, 4), (5, 4), (9, 4)])
+def test_a_conversation_has_only_so_many_replies_running(asked: int, begin: int) -> None:
+    drive = driver(conversation_running_max=4)
+    drive.take(submitted(1), stored(1))
+    admitted = of(drive.take(*(submitted(n, parent_id="rep_a1") for n in range(2, 2 + asked))), GenerationAdmitted)
+    assert [event.reply_id for event in admitted] == [f"rep_a{n}" for n in range(2, 2 + begin)]
+
+
+def test_those_above_the_bound_of_a_conversation_begin_one_by_one_as_others_are_stored_in_the_order_of_asking() -> None:
+    drive = driver(conversation_running_max=2)
+    drive.take(submitted(1), stored(1))
+    drive.take(*(submitted(n, parent_id="rep_a1") for n in range(2, 7)))
+    drive.restart()
+    for ended, begins in ((3, 4), (2, 5), (5, 6)):
+        assert [e.reply_id for e in of(drive.take(stored(ended)), GenerationAdmitted)] == [f"rep_a{begins}"]
+    assert drive.take(stored(4), stored(6)) == []
+
+
+def test_the_bound_of_one_conversation_holds_up_no_other_one() -> None:
+    drive = driver(conversation_running_max=1)
+    drive.take(submitted(1), submitted(2, parent_id="conv_a"))
+    assert prompt(drive.take(submitted(1, "conv_b"))) == ["message 1"]
+
+
+def test_a_turn_that_waits_for_its_conversations_bound_can_be_cancelled_and_is_told_at_once_when_it_cannot_run() -> (
+    None
+):
+    drive = driver(conversation_running_max=1)
+    drive.take(submitted(1), submitted(2, parent_id="conv_a"))
+    assert declined(drive.take(submitted(3, parent_id="conv_a", model="none"))) == [
+        ("rep_a3", "refused", "model_unknown")
+    ]
+    assert declined(drive.take(cancellation(2))) == [("rep_a2", "cancelled", "")]
+    assert drive.take(stored(1)) == []
+
+
+def test_the_deadline_of_a_turn_that_waited_for_the_bound_counts_from_the_end_that_let_it_begin() -> None:
+    drive = driver(conversation_running_max=1)
+    drive.take(submitted(1), submitted(2, parent_id="conv_a"))
+    [event] = of(drive.take(stored(1, ended_at_ms=1_500_000)), GenerationAdmitted)
+    assert event.deadline_at_ms == 1_500_000 + POLICY.deadline_ms
+
+
 def test_a_regeneration_answers_the_same_message_anew() -> None:
     drive = driver()
     drive.take(submitted(1), stored(1), submitted(2), stored(2))
