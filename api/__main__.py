@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import structlog
 import uvloop
 
-from api.accounts import Accounts, AccountsReader
+from api.accounts import Accounts
 from api.app import create_app
 from api.capacity import Capacity, raise_files_max
 from api.clickhouse_views import ClickHouseViews
+from api.compacted import CompactedReader
 from api.context import Service
 from api.conversations import Conversations
 from api.cors import let_in
@@ -22,6 +23,7 @@ from api.feed import Feeds
 from api.feed_response import FeedAnswers
 from api.following import Streams
 from api.health import Health
+from api.load import YOUNG_MS, Load
 from api.metrics import Metrics
 from api.redis_live import RedisLive
 from api.redis_store import RedisStore
@@ -31,9 +33,9 @@ from api.settings import ApiSettings
 from api.sse import OpenStreams
 from api.stores import HotStore, StoreDown
 from schemas.ids import Identities
-from schemas.topics import MESSAGES
+from schemas.topics import ACCOUNTS, LOAD, MESSAGES
 from streams.log.kafka.log import KafkaLog
-from streams.log.log import END, Log
+from streams.log.log import END, Log, since
 from streams.log.process import Process, main
 from streams.log.steps import LogError, Partition
 
@@ -55,7 +57,9 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
     log = KafkaLog(settings.kafka_bootstrap, settings.namespace, f"{NAME}-{settings.replica}")
     writer = log.writer(NAME, delivery_timeout_s=settings.append_timeout_s)
     accounts = Accounts()
-    accounts_reader = AccountsReader(log, accounts)
+    accounts_reader = CompactedReader(log, ACCOUNTS.name, accounts.apply)
+    load = Load()
+    load_reader = CompactedReader(log, LOAD.name, load.apply, start=since(now_ms() - YOUNG_MS))
     redis_url = settings.redis_url.get_secret_value()
     hot = RedisStore(redis_url, settings.namespace, metrics)
     live = RedisLive(redis_url, settings.namespace, metrics)
@@ -76,6 +80,7 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
             hot=hot,
             views=views,
             tier_limits=settings.tier_limits,
+            load=load,
             metrics=metrics,
             now_ms=now_ms,
         ),
@@ -102,6 +107,7 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
     app = let_in(Edge(create_app(service), metrics), settings.origins)
     servers = [HttpServer(app, listener, capacity.connections) for listener in listeners]
     accounts_reader.start()
+    load_reader.start()
     keepers = [
         asyncio.create_task(work)
         for work in (
@@ -129,6 +135,7 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
         await asyncio.gather(*keepers, return_exceptions=True)
         await views.close()
         await hot.close()
+        await asyncio.to_thread(load_reader.close)
         await asyncio.to_thread(accounts_reader.close)
         await asyncio.to_thread(log.close)
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from sse_starlette.event import ServerSentEvent
 
-from api.messages import queued_reply, sent_message
+from api.messages import queued_reply, resets_of, sent_message
 from schemas.codec import to_json
 from schemas.events import (
     BranchChosen,
@@ -25,6 +25,8 @@ from schemas.events import (
 )
 
 Shown = tuple[str, dict[str, Any]]
+_EMPTY = {"resets"}
+"""Of a reply that has just been asked for there are none, and they go without saying."""
 
 
 class FeedEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +67,7 @@ def _shown(event: Event) -> Shown | None:  # noqa: PLR0911 - one return a kind o
         case MessageSubmitted():
             return "message", _message(event)
         case RegenerationRequested():
-            reply = queued_reply(event).model_dump(exclude_none=True)
+            reply = queued_reply(event).model_dump(exclude_none=True, exclude=_EMPTY)
             return "message", {"message": None, "reply": reply | {"regenerated_id": event.regenerated_id}}
         case ReplyStored():
             return "reply_ended", _end(event)
@@ -83,11 +85,11 @@ def _message(event: MessageSubmitted) -> dict[str, Any]:
     message = sent_message(event).model_dump(exclude_none=True)
     if event.new_conversation or event.parent_id == event.conversation_id:
         message["parent_id"] = None
-    return {"message": message, "reply": queued_reply(event).model_dump(exclude_none=True)}
+    return {"message": message, "reply": queued_reply(event).model_dump(exclude_none=True, exclude=_EMPTY)}
 
 
 def _end(event: ReplyStored) -> dict[str, Any]:
-    end = {
+    end: dict[str, Any] = {
         "id": event.reply_id,
         "status": event.status,
         "text": event.text,
@@ -96,4 +98,6 @@ def _end(event: ReplyStored) -> dict[str, Any]:
         "offset": event.final_offset,
         "usage": event.usage,
     }
+    if event.void_attempts:
+        end["resets"] = [{"attempt": reset.attempt, "reason": reset.reason} for reset in resets_of(event)]
     return end | ({"error": event.error} if event.error else {})

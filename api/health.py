@@ -6,7 +6,7 @@ Asking costs nothing, so that a load balancer may ask often and an outage is not
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from api.accounts import AccountsReader
+from api.compacted import CompactedReader
 from api.stores import HotStore, LiveFrames, StoreDown, Views
 
 EVERY_S = 1.0
@@ -17,7 +17,7 @@ LOG_ANSWERS_S = 15.0
 class Health:
     """Keeps looking at what the process needs."""
 
-    def __init__(self, accounts: AccountsReader, hot: HotStore, live: LiveFrames, views: Views) -> None:
+    def __init__(self, accounts: CompactedReader, hot: HotStore, live: LiveFrames, views: Views) -> None:
         self._accounts = accounts
         self._hot = hot
         self._live = live

@@ -1,8 +1,10 @@
 """Messages as clients see them: what the conversation's fold says, and for a reply that runs, what its stream says."""
 
+from collections.abc import Iterable
+
 import msgspec
 
-from api.shapes import ErrorView, MessageView, TimingsView, UsageView, timestamp
+from api.shapes import ErrorView, MessageView, ResetView, TimingsView, UsageView, timestamp
 from api.stores import Live
 from schemas.conversation import Conversation, Message, siblings
 from schemas.events import MessageSubmitted, RegenerationRequested, ReplyStored
@@ -19,6 +21,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     offset: int
     end: Ended | None
+    resets: tuple[Reset, ...] = ()
     submitted_at_ms: int | None = None
 
 
@@ -32,6 +35,7 @@ def running(live: Live) -> Running | None:
     attempt = 1
     offset = 0
     end: Ended | None = None
+    resets: list[Reset] = []
     for data in live.frames:
         offset, event = parse_frame(data)
         match event:
@@ -41,6 +45,7 @@ def running(live: Live) -> Running | None:
                 text.append(event.text)
             case Reset():
                 status, attempt = "queued", event.attempt
+                resets.append(event)
                 text.clear()
             case Ended():
                 status, end = event.status, event
@@ -52,6 +57,7 @@ def running(live: Live) -> Running | None:
         attempt=attempt,
         offset=offset,
         end=end,
+        resets=tuple(resets),
         submitted_at_ms=submitted,
     )
 
@@ -75,6 +81,7 @@ def view(conversation: Conversation, message: Message, live: Running | None) -> 
         siblings=list(siblings(conversation, message.id)),
         position=message.position,
         attempt=(live.attempt if live else 1) if reply else None,
+        resets=_resets(live.resets if live else ()) if reply else None,
         usage=_usage(end.usage) if end else None,
         timings=_timings(end.timings) if end else None,
         offset=(live.offset if live else 0) if reply else None,
@@ -97,6 +104,7 @@ def lone_reply(reply_id: str, conversation_id: str, live: Running) -> MessageVie
         siblings=None,
         position=None,
         attempt=live.attempt,
+        resets=_resets(live.resets),
         usage=_usage(live.end.usage) if live.end else None,
         timings=_timings(live.end.timings) if live.end else None,
         offset=live.offset,
@@ -119,6 +127,7 @@ def sent_message(event: MessageSubmitted) -> MessageView:
         siblings=None,
         position=1 if event.new_conversation else None,
         attempt=None,
+        resets=None,
         usage=None,
         timings=None,
         offset=None,
@@ -142,6 +151,7 @@ def queued_reply(event: MessageSubmitted | RegenerationRequested) -> MessageView
         siblings=None,
         position=2 if isinstance(event, MessageSubmitted) and event.new_conversation else None,
         attempt=1,
+        resets=[],
         usage=None,
         timings=None,
         offset=0,
@@ -164,7 +174,19 @@ def _stored(stored: ReplyStored) -> Running:
         attempt=stored.attempt,
         offset=stored.final_offset,
         end=Ended(status=stored.status, usage=stored.usage, timings=stored.timings, error=stored.error),
+        resets=resets_of(stored),
     )
+
+
+def resets_of(stored: ReplyStored) -> tuple[Reset, ...]:
+    """The resets that the readers of a stored reply had: each names the attempt that began."""
+    voids = stored.void_attempts
+    begun = (*(void.attempt for void in voids[1:]), stored.attempt)
+    return tuple(Reset(attempt=attempt, reason=void.reason) for attempt, void in zip(begun, voids, strict=False))
+
+
+def _resets(resets: Iterable[Reset]) -> list[ResetView]:
+    return [ResetView(attempt=reset.attempt, reason=reset.reason) for reset in resets]
 
 
 def _usage(usage: Usage) -> UsageView:
@@ -184,4 +206,6 @@ def _timings(timings: Timings | None) -> TimingsView | None:
 
 
 def _error(error: Failure | None) -> ErrorView | None:
-    return ErrorView(code=error.code, detail=error.detail) if error else None
+    if error is None:
+        return None
+    return ErrorView(code=error.code, detail=error.detail, retry_after_s=error.retry_after_s)

@@ -37,6 +37,12 @@ class Metrics:
         self.repeated_sends = Counter(
             "turnlog_api_repeated_sends", "Sends that were known already.", registry=self.registry
         )
+        self.refused_sends = Counter(
+            "turnlog_api_refused_sends",
+            "Sends and regenerations refused at the door, before anything was written.",
+            ("code",),
+            registry=self.registry,
+        )
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""

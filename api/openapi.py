@@ -59,7 +59,8 @@ _MEANINGS = {
     415: "The body is not declared as JSON.",
     429: "The rate limit is reached; `retry_after_s` says when to try again.",
     500: "The reply has failed.",
-    503: "Something that is needed does not answer; `code` names it.",
+    503: "There is no capacity now, or something that is needed does not answer; `code` says which.",
+    529: "There is no capacity now; `Retry-After` says when to try again.",
 }
 
 

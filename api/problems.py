@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from schemas.codec import to_json
+from schemas.values import Failure
 
 MEDIA_TYPE = "application/problem+json"
 DO_NOT_RETRY = {"x-should-retry": "false"}
@@ -85,9 +86,12 @@ class Problem(Exception):
 
     def answer_headers(self) -> dict[str, str]:
         """The headers of the answer, in whatever format."""
-        if self.retry_after_s is None:
-            return self.headers
-        return {**self.headers, "Retry-After": str(max(math.ceil(self.retry_after_s), 1))}
+        return {**self.headers, **retry_after(self.retry_after_s)}
+
+
+def retry_after(seconds: float | None) -> dict[str, str]:
+    """The header that says when to try again, where there is such a time: whole seconds, rounded up."""
+    return {} if seconds is None else {"Retry-After": str(max(math.ceil(seconds), 1))}
 
 
 def bad_request(errors: Sequence[tuple[str, str]], code: str = "invalid_request") -> Problem:
@@ -149,6 +153,11 @@ def rate_limited(retry_after_s: float) -> Problem:
     """429: the account's requests per minute are used up."""
     detail = f"Too many requests; try again in {retry_after_s:g} s."
     return Problem(429, "rate_limited", "Too many requests", detail, retry_after_s=retry_after_s)
+
+
+def no_capacity(failure: Failure) -> Problem:
+    """503: there is more to do than workers can, or no worker at all; nothing was accepted."""
+    return Problem(503, failure.code, "Service unavailable", failure.detail, retry_after_s=failure.retry_after_s or 1)
 
 
 def unavailable(what: str, detail: str, retry_after_s: float = 2.0) -> Problem:

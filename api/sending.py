@@ -2,6 +2,9 @@
 
 While Redis is away, sends go on: the rate is not limited, the claim is checked in the view (`api.claims`), and the
 next read may not show the message before the view has it.
+
+What dispatch would refuse for its load is turned away here (`api.load`), before anything of it is written; a send that
+was there before is not.
 """
 
 import asyncio
@@ -22,14 +25,15 @@ from api.bodies import (
     digest,
     unknown_model,
 )
+from api.load import Load
 from api.metrics import Metrics
-from api.problems import bad_request, conflict, not_found, rate_limited, unavailable
+from api.problems import bad_request, conflict, no_capacity, not_found, rate_limited, unavailable
 from api.stores import Claim, Entry, FirstUse, HotStore, StoreDown, Views
 from schemas.codec import to_json
 from schemas.events import CancellationRequested, Event, MessageSubmitted, RegenerationRequested
 from schemas.ids import Identities, Parsed
 from schemas.models import Model, find
-from schemas.values import Tier
+from schemas.values import Failure, Tier
 from streams.log.steps import LogFull, NotAppended, Output, Place, Writer
 
 log = structlog.get_logger()
@@ -80,6 +84,7 @@ class Sender:
         hot: HotStore,
         views: Views,
         tier_limits: dict[Tier, int],
+        load: Load,
         metrics: Metrics,
         now_ms: Callable[[], int],
         pause_s: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -90,6 +95,7 @@ class Sender:
         self._hot = hot
         self._views = views
         self._tier_limits = tier_limits
+        self._load = load
         self._metrics = metrics
         self._now_ms = now_ms
         self._pause_s = pause_s
@@ -151,6 +157,8 @@ class Sender:
         """Bring it into the log, once. Raises `Problem` 404, 409, 429 or 503."""
         client_id = event.client_message_id
         claim = Claim(client_id, event.body_digest) if client_id is not None else None
+        if claim is None:  # it cannot have been there before
+            await self._check_load(caller, event, None)
         entry = await self._enter(caller, event, claim)
         decision: claims.Fresh | claims.Repeated | claims.Conflicting = claims.Fresh(ask_views=False)
         if claim is not None:
@@ -162,13 +170,11 @@ class Sender:
         if isinstance(decision, claims.Repeated) and decision.appended:
             self._metrics.repeated_sends.inc()
             return Sent(event, repeated=True)
-        if (
-            isinstance(decision, claims.Fresh)
-            and claim is not None
-            and await self._used_before(caller, claim, decision)
-        ):
-            self._metrics.repeated_sends.inc()
-            return Sent(event, repeated=True)
+        if isinstance(decision, claims.Fresh) and claim is not None:
+            if await self._used_before(caller, claim, decision):
+                self._metrics.repeated_sends.inc()
+                return Sent(event, repeated=True)
+            await self._check_load(caller, event, claim)
         (place,) = await self._appender.append((event,), traceparent)
         await self._remember(caller, event, place, claim)
         if isinstance(decision, claims.Repeated):
@@ -202,6 +208,16 @@ class Sender:
         if entry.deleted:
             raise not_found("conversation")
         raise rate_limited(max(entry.bucket.retry_after_ms, 1) / 1000)
+
+    async def _check_load(self, caller: Caller, event: Request, claim: Claim | None) -> None:
+        model = find(self._models, event.model)
+        refusal: Failure | None = self._load.refusal(model, event.tier, self._now_ms()) if model else None
+        if refusal is None:
+            return
+        if claim is not None:
+            await self._unclaim(caller, claim)
+        self._metrics.refused_sends.labels(refusal.code).inc()
+        raise no_capacity(refusal)
 
     async def _used_before(self, caller: Caller, claim: Claim, fresh: claims.Fresh) -> bool:
         """Whether the same was sent before, as far as the view knows. Raises `Problem` 409 for another body."""

@@ -40,6 +40,14 @@ class ErrorView(Shape):
 
     code: str
     detail: str
+    retry_after_s: int | None = Field(description="After so long the same is worth another try.")
+
+
+class ResetView(Shape):
+    """The text of the attempts before this one is void; `reason` is that of the stream's `reset`."""
+
+    attempt: int = Field(description="The attempt that began.")
+    reason: str = Field(examples=["worker_lost"])
 
 
 class MessageView(Shape):
@@ -59,6 +67,7 @@ class MessageView(Shape):
     siblings: list[str] | None
     position: int | None
     attempt: int | None
+    resets: list[ResetView] | None = Field(description="Of a reply: each time that it began again, in order.")
     usage: UsageView | None
     timings: TimingsView | None
     offset: int | None = Field(description="Offset of the newest event of a reply's stream.")

@@ -8,7 +8,8 @@ Rules:
    `reset-step`, which version 7 alone has: a reader says that it can take it (`VERSION_HEADER`).
 2. `start` goes out at once. Its `messageId` is the reply's id, so the client sends it back with its next message.
 3. The end is `finish`, `abort` (cancelled) or `error` (refused, failed), once, and then `[DONE]`. What the reply used
-   stands in `messageMetadata` of `finish`; before the other two in a chunk `message-metadata`.
+   stands in `messageMetadata` of `finish`; before the other two in a chunk `message-metadata`. `retryAfterS` stands
+   there too, where an error is worth another try.
 4. A notice is a `data-notice` part that is `transient`: the page is told, and it is no part of the message.
 """
 
@@ -75,7 +76,9 @@ class AiSdkWriter:
 
     def _ended(self, end: Ended) -> bytes:
         closed = _chunk("text-end", id=_TEXT_ID) if self._texts else b""
-        metadata = {"model": self._model, "usage": _usage(end.usage)}
+        metadata: dict[str, Any] = {"model": self._model, "usage": _usage(end.usage)}
+        if end.error is not None and end.error.retry_after_s is not None:
+            metadata["retryAfterS"] = end.error.retry_after_s
         match end.status:
             case "completed" | "length":
                 reason = "length" if end.status == "length" else "stop"

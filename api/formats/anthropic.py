@@ -15,6 +15,7 @@ Rules:
 
 from typing import Any
 
+from api.formats.errors import NO_CAPACITY, OVERLOADED
 from api.formats.exchange import Facts
 from api.formats.format import RESTARTED, UNFINISHED, event_frame
 from api.messages import Running
@@ -22,7 +23,6 @@ from schemas.stream import AnyStreamEvent, Delta, Ended, Reset
 from schemas.values import EndStatus, Failure, Usage
 
 _STOP_REASONS: dict[EndStatus, str | None] = {"completed": "end_turn", "length": "max_tokens", "cancelled": None}
-_NO_CAPACITY = frozenset({"queue_full", "pool_unknown"})
 _NOTHING_YET = Usage(input_tokens=0, output_tokens=0)
 
 PING = event_frame({"type": "ping"}, "ping")
@@ -71,14 +71,15 @@ class AnthropicWriter:
         block = _frame("content_block_stop", index=0) if self._texts else b""
         if end.status not in _STOP_REASONS:
             kind, text = _error_of(end)
-            return block + self._failed(kind, text)
+            return block + self._failed(kind, text, retry_after_s=end.error.retry_after_s if end.error else None)
         self.finished = True
         delta = {"stop_reason": _STOP_REASONS[end.status], "stop_sequence": None}
         return block + _frame("message_delta", delta=delta, usage=_usage(end.usage)) + _frame("message_stop")
 
-    def _failed(self, kind: str, text: str) -> bytes:
+    def _failed(self, kind: str, text: str, retry_after_s: int | None = None) -> bytes:
         self.finished = True
-        return _frame("error", error={"type": kind, "message": text})
+        after = {} if retry_after_s is None else {"retry_after_s": retry_after_s}
+        return _frame("error", error={"type": kind, "message": text, **after})
 
 
 def message(facts: Facts, text: str, stop_reason: str | None, usage: Usage) -> dict[str, Any]:
@@ -103,13 +104,13 @@ def ended_message(facts: Facts, reply: Running) -> dict[str, Any] | tuple[int, s
     if end.status in _STOP_REASONS:
         return message(facts, reply.text, _STOP_REASONS[end.status], end.usage)
     kind, text = _error_of(end)
-    return {"overloaded_error": 503, "invalid_request_error": 400}.get(kind, 500), text
+    return {"overloaded_error": OVERLOADED, "invalid_request_error": 400}.get(kind, 500), text
 
 
 def _error_of(end: Ended) -> tuple[str, str]:
     """Type and reason of the error that a refused or failed reply is."""
     error = end.error or Failure(code=end.status, detail="No reason is known.")
-    if error.code in _NO_CAPACITY:
+    if error.code in NO_CAPACITY:
         kind = "overloaded_error"
     else:
         kind = "invalid_request_error" if end.status == "refused" else "api_error"

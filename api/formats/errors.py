@@ -1,7 +1,10 @@
-"""Refusals as the clients of each format expect them. The status and what it says are the same as natively.
+"""Refusals as the clients of each format expect them. The status and what it says are the same as natively, but for
+Anthropic's clients, to whom no capacity is 529.
 
 Sources: https://platform.openai.com/docs/guides/error-codes, https://docs.anthropic.com/en/api/errors
 """
+
+from collections.abc import Mapping
 
 from starlette.responses import Response
 
@@ -22,8 +25,13 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    529: "overloaded_error",
 }
 
+NO_CAPACITY = frozenset({"high_demand", "no_worker", "queue_full", "pool_unknown"})
+"""Codes of what is refused for want of workers, at the door or as a reply's end."""
+OVERLOADED = 529
+"""What Anthropic answers then; 503 is a part that is down."""
 
 _OPENAI_AT_HOME = ("/v1/chat/", "/v1/responses", "/v1/completions", "/v1/embeddings")
 """Where OpenAI's clients look whose base URL is ours without `/openai`: nothing native is there."""
@@ -39,17 +47,26 @@ def response(path: str, problem: Problem, request_id: str, *, anthropic: bool = 
         hint = " Anthropic's API is at /anthropic here: add that to the base URL."
         return _answer(problem, anthropic_error(problem.status, problem.detail + hint))
     if path.startswith("/anthropic/"):
-        refused = _answer(problem, anthropic_error(problem.status, problem.detail))
+        status = OVERLOADED if problem.code in NO_CAPACITY else problem.status
+        refused = _answer(problem, anthropic_error(status, problem.detail), status)
         refused.headers[ANTHROPIC_REQUEST_ID] = request_id
         return refused
     return problem.response()
 
 
-def openai_error(problem: Problem, hint: str = "") -> dict[str, object]:
+def openai_error(problem: Problem, hint: str = "") -> dict[str, dict[str, object]]:
     """`{"error": {"message", "type", "param", "code"}}`."""
     kind = _OPENAI_TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
     param = problem.errors[0].field if problem.errors else None
     return {"error": {"message": problem.detail + hint, "type": kind, "param": param, "code": problem.code}}
+
+
+def openai_stream_error(problem: Problem) -> dict[str, dict[str, object]]:
+    """The same inside of a stream, where no header can say when to try again: `retry_after_s`, if there is a time."""
+    body = openai_error(problem)
+    if problem.retry_after_s is not None:
+        body["error"]["retry_after_s"] = problem.retry_after_s
+    return body
 
 
 def anthropic_error(status: int, message: str) -> dict[str, object]:
@@ -58,5 +75,5 @@ def anthropic_error(status: int, message: str) -> dict[str, object]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def _answer(problem: Problem, body: dict[str, object]) -> Response:
-    return Response(to_json(body), problem.status, problem.answer_headers(), "application/json")
+def _answer(problem: Problem, body: Mapping[str, object], status: int | None = None) -> Response:
+    return Response(to_json(body), status or problem.status, problem.answer_headers(), "application/json")

@@ -15,7 +15,7 @@ Source: https://platform.openai.com/docs/api-reference/chat-streaming
 
 from typing import Any
 
-from api.formats.errors import openai_error
+from api.formats.errors import openai_stream_error
 from api.formats.exchange import Facts
 from api.formats.format import RESTARTED, UNFINISHED, event_frame
 from api.messages import Running
@@ -40,6 +40,8 @@ _REFUSED: dict[str, tuple[int, str]] = {
     "conversation_full": (409, "conversation_full"),
     "message_archived": (409, "message_archived"),
     "queue_full": (503, "queue_full"),
+    "high_demand": (503, "high_demand"),
+    "no_worker": (503, "no_worker"),
     "pool_unknown": (503, "pool_unknown"),
 }
 """Status and code of each refusal."""
@@ -91,7 +93,7 @@ class ChatWriter:
 
     def _error(self, problem: Problem) -> bytes:
         self.finished = True
-        return event_frame(openai_error(problem))
+        return event_frame(openai_stream_error(problem))
 
     def _head(self) -> dict[str, Any]:
         return {"object": "chat.completion.chunk", **_named(self._facts)}
@@ -125,7 +127,8 @@ def unanswered(end: Ended) -> Problem | None:
         return None
     failure = end.error or Failure(code=end.status, detail=f"The reply was {end.status}.")
     status, code = (500, failure.code) if end.status == "failed" else _REFUSED.get(failure.code, (400, failure.code))
-    return Problem(status, code, "No completion", failure.detail, headers=DO_NOT_RETRY)
+    after_s = failure.retry_after_s
+    return Problem(status, code, "No completion", failure.detail, retry_after_s=after_s, headers=DO_NOT_RETRY)
 
 
 def usage(used: Usage) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Rules:
 
 1. What was not said is null: the model's own values hold then.
 2. `background` and `store` are always true: a response goes on without its caller, and is kept.
-3. `error.code` is one of OpenAI's, `error.type` is ours.
+3. `error.code` is one of OpenAI's, `error.type` is ours, and so is `error.retry_after_s`, where there is such a time.
 4. `notices` is a member of our own, where there are any and the reply's stream is still kept.
 
 Source: https://platform.openai.com/docs/api-reference/responses/object
@@ -27,6 +27,7 @@ _STATUSES: dict[EndStatus, str] = {
     "refused": "failed",
     "failed": "failed",
 }
+_CONTENDED = frozenset({"queue_full", "high_demand"})
 _INVALID_PROMPT = frozenset({"prompt_too_large", "context_too_long", "invalid_request"})
 
 
@@ -134,14 +135,15 @@ def _completed_s(facts: Facts, end: Ended | None) -> int | None:
     return (facts.created_at_ms + end.timings.total_ms) // 1000
 
 
-def _error(end: Ended | None) -> dict[str, str] | None:
+def _error(end: Ended | None) -> dict[str, Any] | None:
     if end is None or end.status not in ("refused", "failed"):
         return None
     failure = end.error or Failure(code=end.status, detail=f"The reply was {end.status}.")
     code = "invalid_prompt" if failure.code in _INVALID_PROMPT else "server_error"
-    if failure.code == "queue_full":
+    if failure.code in _CONTENDED:
         code = "rate_limit_exceeded"
-    return {"code": code, "message": failure.detail, "type": failure.code}
+    after = {} if failure.retry_after_s is None else {"retry_after_s": failure.retry_after_s}
+    return {"code": code, "message": failure.detail, "type": failure.code, **after}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

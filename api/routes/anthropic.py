@@ -22,7 +22,7 @@ from api.formats.exchange import (
     streamed,
 )
 from api.openapi import JSON_OBJECT, OBJECT_OR_STREAM, body_of, foreign_problems
-from api.problems import DO_NOT_RETRY, Problem, not_found
+from api.problems import DO_NOT_RETRY, Problem, not_found, retry_after
 from schemas.codec import to_json
 from schemas.models import Model, find
 
@@ -41,7 +41,7 @@ _UNKNOWN_AGE = "1970-01-01T00:00:00Z"
     openapi_extra=body_of(AnthropicBody),
     responses={
         200: {"description": "The message once it has ended, or its events.", **OBJECT_OR_STREAM},
-        **foreign_problems(400, 401, 404, 408, 409, 413, 415, 429, 500, 503),
+        **foreign_problems(400, 401, 404, 408, 409, 413, 415, 429, 500, 503, 529),
     },
 )
 async def create(
@@ -66,7 +66,7 @@ async def create(
     response_class=Response,
     responses={
         200: {"description": "The message once it has ended, or all its events.", **OBJECT_OR_STREAM},
-        **foreign_problems(400, 401, 404, 410, 500, 503),
+        **foreign_problems(400, 401, 404, 410, 500, 503, 529),
     },
 )
 async def get(
@@ -144,13 +144,15 @@ async def _answered(the: Service, trail: Trail, exchange: Exchange, *, stream: b
     if stream:
         named = {ANTHROPIC_REQUEST_ID: trail.request_id}
         return await streamed(the, exchange, AnthropicWriter(exchange.facts), named)
-    ended = ended_message(exchange.facts, await finished(the, exchange))
+    reply = await finished(the, exchange)
+    ended = ended_message(exchange.facts, reply)
     named = {CONVERSATION_HEADER: exchange.facts.conversation_id, REPLY_HEADER: exchange.facts.reply_id}
     if isinstance(ended, dict):
         return _json(trail, ended, headers=named)
     status, reason = ended
     # The reply has ended: the same again, with the same key, gives the same; without one it costs another reply.
-    return _json(trail, anthropic_error(status, reason), status, named | DO_NOT_RETRY)
+    after_s = reply.end.error.retry_after_s if reply.end and reply.end.error else None
+    return _json(trail, anthropic_error(status, reason), status, named | DO_NOT_RETRY | retry_after(after_s))
 
 
 def _model(model: Model) -> dict[str, Any]:

@@ -205,6 +205,7 @@ def _unread(reply: Parsed) -> MessageView:
         siblings=None,
         position=None,
         attempt=None,
+        resets=None,
         usage=None,
         timings=None,
         offset=None,

@@ -1,7 +1,13 @@
 """Reads: one's own writes at once, running replies as they are, strangers nothing."""
 
+import json
+
 import pytest
 
+from api.formats.ai_sdk import AiSdkWriter
+from api.formats.exchange import Facts
+from schemas.stream import parse_frame
+from schemas.values import Failure
 from tests.api.world import ALICE, BOB, Process, World
 
 
@@ -232,3 +238,67 @@ async def test_metrics_have_few_labels(world: World, api: Process) -> None:
     assert 'route="/v1/messages/{message_id}"' in text
     assert sent["reply"]["id"] not in text
     assert "somewhere" not in text
+
+
+async def test_each_time_that_a_reply_began_again_is_told_while_it_runs_and_after(world: World, api: Process) -> None:
+    sent = await api.send()
+    path = f"/v1/messages/{sent['reply']['id']}"
+    assert sent["reply"]["resets"] == []
+    assert sent["message"]["resets"] is None
+    reply_id = world.queue(sent)
+    for attempt, reason in ((1, "worker_lost"), (2, "overloaded")):
+        world.start(reply_id, attempt)
+        world.say(reply_id, "partial")
+        world.reset(reply_id, reason)
+    told = [{"attempt": 2, "reason": "worker_lost"}, {"attempt": 3, "reason": "overloaded"}]
+    waiting = (await api.call("GET", path)).json
+    assert (waiting["status"], waiting["attempt"], waiting["resets"]) == ("queued", 3, told)
+    world.start(reply_id, 3)
+    world.say(reply_id, "whole")
+    world.end(reply_id)
+    ended = (await api.call("GET", path)).json
+    world.store(reply_id)
+    world.project()
+    stored = (await api.call("GET", path)).json
+    assert (stored["attempt"], stored["resets"]) == (3, told)
+    assert stored == ended | {"siblings": stored["siblings"], "position": stored["position"]}
+    feed = api.begin("GET", f"/v1/conversations/{sent['conversation_id']}/events")
+    await feed.until(2)
+    begun, end = (json.loads(each.split(b"data: ")[1]) for each in feed.frames)
+    await feed.leave()
+    assert "resets" not in begun["reply"]
+    assert end["resets"] == told
+
+
+async def test_an_error_says_after_how_long_it_is_worth_another_try(world: World, api: Process) -> None:
+    sent = await api.send()
+    path = f"/v1/messages/{sent['reply']['id']}"
+    reply_id = world.queue(sent)
+    world.end(reply_id, "refused", Failure(code="high_demand", detail="Too much.", retry_after_s=9))
+    world.store(reply_id)
+    told = {"code": "high_demand", "detail": "Too much.", "retry_after_s": 9}
+    assert (await api.call("GET", path)).json["error"] == told
+    (frame,) = await api.follow(reply_id)
+    assert json.loads(frame.split(b"data: ")[1])["error"] == told
+    for query in ("", "?stream=true"):
+        answer = await api.call("GET", f"/openai/v1/chat/completions/{reply_id}{query}")
+        assert b'"code":"high_demand"' in answer.body
+        assert answer.status == (200 if query else 503)
+        assert (b'"retry_after_s":9' in answer.body) if query else (answer.headers["retry-after"] == "9")
+        answer = await api.call("GET", f"/anthropic/v1/messages/{reply_id}{query}")
+        assert b'"type":"overloaded_error"' in answer.body
+        assert answer.status == (200 if query else 529)
+        assert (b'"retry_after_s":9' in answer.body) if query else (answer.headers["retry-after"] == "9")
+    response = (await api.call("GET", f"/openai/v1/responses/{reply_id}")).json
+    assert response["error"] == {
+        "code": "rate_limit_exceeded",
+        "message": "Too much.",
+        "type": "high_demand",
+        "retry_after_s": 9,
+    }
+    submitted = world.submitted()[0]
+    facts = Facts(
+        reply_id=reply_id, conversation_id=submitted.conversation_id, model="m", created_at_ms=1, request=submitted
+    )
+    ended = parse_frame(frame)[1]
+    assert b'"retryAfterS":9' in AiSdkWriter(facts, resets=True).write(1, ended)

@@ -110,7 +110,7 @@ def test_anthropics_sdk_reads_the_stream_and_the_message_as_the_same(
     [
         ("failed", 500, "api_error"),
         ("refused", 400, "invalid_request_error"),
-        ("no_capacity", 503, "overloaded_error"),
+        ("no_capacity", 529, "overloaded_error"),
     ],
 )
 def test_a_reply_that_failed_is_the_same_error_in_the_stream_and_alone(history: str, status: int, kind: str) -> None:

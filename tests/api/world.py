@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from api.accounts import Accounts, AccountsReader
+from api.accounts import Accounts
 from api.app import create_app
+from api.compacted import CompactedReader
 from api.context import Service
 from api.conversations import Conversations
 from api.edge import Edge
@@ -22,6 +23,7 @@ from api.feed import Feeds
 from api.feed_response import FeedAnswers
 from api.following import Streams
 from api.health import Health
+from api.load import Load
 from api.memory_hot import MemoryHot
 from api.memory_views import MemoryViews
 from api.metrics import Metrics
@@ -41,14 +43,16 @@ from schemas.events import (
     GenerationStarted,
     KeyIssued,
     LimitsChanged,
+    LoadMeasured,
     MessageSubmitted,
     ReplyStored,
     TokensGenerated,
 )
 from schemas.ids import Identities, key_hash
-from schemas.models import DEFAULT_MODELS
+from schemas.models import DEFAULT_MODELS, SMOLLM2, Model
 from schemas.stream import frame
-from schemas.values import EndStatus, Usage
+from schemas.topics import ACCOUNTS
+from schemas.values import EndStatus, Failure, Stage, Usage
 from streams.log.log import BEGINNING
 from streams.log.memory import MemoryLog
 from streams.log.steps import Output, Partition, Record
@@ -137,6 +141,7 @@ class Process:
                 hot=hot,
                 views=world.views,
                 tier_limits={"free": 60, "paid": 60_000_000},
+                load=world.load,
                 metrics=metrics,
                 now_ms=world.now_ms,
                 pause_s=world.pause_s,
@@ -251,7 +256,8 @@ class World:
         self.views = MemoryViews()
         self.ids = Identities(b"a secret of the tests")
         self.accounts = Accounts()
-        self.accounts_reader = AccountsReader(self.log, self.accounts, poll_s=0.01)
+        self.accounts_reader = CompactedReader(self.log, ACCOUNTS.name, self.accounts.apply, poll_s=0.01)
+        self.load = Load()
         self._replies: dict[str, replies.Reply | None] = {}
         self._projected: dict[int, int] = {}
 
@@ -345,12 +351,12 @@ class World:
                 )
             )
 
-    def reset(self, reply_id: str) -> None:
-        """The worker died."""
+    def reset(self, reply_id: str, reason: str = "worker_lost") -> None:
+        """The attempt is void, as when its worker has died."""
         attempt = self.reply(reply_id).attempt + 1
-        self._fold(GenerationReset(reply_id=reply_id, conversation_id="", attempt=attempt, reason="worker_lost"))
+        self._fold(GenerationReset(reply_id=reply_id, conversation_id="", attempt=attempt, reason=reason))
 
-    def end(self, reply_id: str, status: EndStatus = "completed") -> None:
+    def end(self, reply_id: str, status: EndStatus = "completed", error: Failure | None = None) -> None:
         """The end."""
         reply = self.reply(reply_id)
         self._fold(
@@ -363,8 +369,39 @@ class World:
                 status=status,
                 ended_at_ms=self.now_ms(),
                 usage=Usage(input_tokens=3, output_tokens=reply.tokens) if reply.generation_id else None,
+                error=error,
             )
         )
+
+    def measure(
+        self,
+        stage: Stage,
+        *,
+        model: Model = SMOLLM2,
+        workers: int = 1,
+        retry_after_s: int = 7,
+        free: Stage | None = None,
+    ) -> None:
+        """Dispatch tells the load, now: the stage of paid traffic, and of free traffic if it differs."""
+        event = LoadMeasured(
+            pool=model.pool,
+            model=model.name,
+            measured_at_ms=self.time_ms,
+            workers=workers,
+            slots=4 * workers,
+            free_slots=0,
+            kv_tokens=0,
+            kv_tokens_held=0,
+            running=4 * workers,
+            waiting_paid=9,
+            waiting_free=0,
+            wait_paid_ms=20_000 if workers else None,
+            wait_free_ms=20_000 if workers else None,
+            stage_paid=stage,
+            stage_free=free or stage,
+            retry_after_s=retry_after_s,
+        )
+        self.load.apply(event.key(), event)
 
     def store(self, reply_id: str) -> ReplyStored:
         """Settlement writes the stored reply."""
@@ -388,6 +425,7 @@ class World:
             ended_at_ms=reply.ended_at_ms,
             timings=reply.end.timings,
             error=reply.end.error,
+            void_attempts=reply.void_attempts,
         )
         self.append(stored)
         return stored
