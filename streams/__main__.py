@@ -47,7 +47,8 @@ def turns(settings: TurnsSettings, process: Process) -> None:
 
 def dispatch(settings: DispatchSettings, process: Process) -> None:
     """Dispatch, until it shall stop."""
-    from streams.dispatch.step import NUMBERS, Dispatch
+    from streams.dispatch.numbers import NUMBERS
+    from streams.dispatch.step import Dispatch
 
     log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
     pools = settings.pools()

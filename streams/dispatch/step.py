@@ -8,26 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from schemas.events import GenerationAdmitted
+from schemas.events import GenerationAdmitted, LoadMeasured
 from schemas.models import Model
 from streams.dispatch import rules
 from streams.dispatch.giving import place
 from streams.dispatch.limits import Limits
+from streams.dispatch.numbers import Values, numbers
 from streams.dispatch.outbox import Mark
-from streams.dispatch.placement import slots_left
 from streams.dispatch.pool import Pool
 from streams.dispatch.records import restored
 from streams.dispatch.round import Round
 from streams.dispatch.service import observe
 from streams.log.steps import NOTHING, Arrived, Decision, Output, Record, StateRecord
 from streams.state import newest
-
-NUMBERS: Mapping[str, str] = {
-    "turnlog_dispatch_waiting": "Requests that wait for a worker",
-    "turnlog_dispatch_given": "Requests that a worker has",
-    "turnlog_dispatch_workers": "Workers alive",
-    "turnlog_dispatch_slots_left": "Generations that they could take now",
-}
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,23 +49,17 @@ class Dispatch:
         self._limits = limits
         self._models = {model.name: model for model in models}
         self._shards: dict[int, Shard] = {}
+        self._told: dict[int, tuple[LoadMeasured, ...]] = {}
+        """By partition number, what was told last of its pools."""
 
     def shard(self, number: int) -> Shard:
         """The state of a partition number, for metrics and tests."""
         return self._shards.get(number, Shard())
 
-    def numbers(self) -> Mapping[str, float]:
-        """What `NUMBERS` names."""
+    def numbers(self) -> Mapping[str, Values]:
+        """What `streams.dispatch.numbers` names."""
         pools = [pool for shard in self._shards.values() for pool in shard.pools.values()]
-        workers = [worker for pool in pools for worker in pool.workers.values() if worker.alive]
-        waiting = sum(pool.waiting for pool in pools)
-        counts = (
-            waiting,
-            sum(len(pool.requests) for pool in pools) - waiting,
-            len(workers),
-            sum(max(0, slots_left(worker)) for worker in workers),
-        )
-        return dict(zip(NUMBERS, counts, strict=True))
+        return numbers(pools, [load for loads in self._told.values() for load in loads])
 
     def restore(self, number: int, records: Iterable[Record], now_ms: int, flow_ms: int) -> None:  # noqa: ARG002
         """Takes the newest record of each key."""
@@ -92,6 +79,10 @@ class Dispatch:
         self._shards[number] = Shard(
             pools={**shard.pools, **pools}, written=shard.written - staged.confirmed, resend=False
         )
+        loads = tuple(output.event for output in decision.reports if isinstance(output.event, LoadMeasured))
+        if loads:
+            told = {load.pool for load in loads}
+            self._told[number] = (*(load for load in self._told.get(number, ()) if load.pool not in told), *loads)
 
     def written(self, number: int, decision: Decision) -> None:
         """The next decision may forget that these might be missing."""
@@ -103,6 +94,7 @@ class Dispatch:
     def revoked(self, number: int) -> None:
         """Forget the shard."""
         self._shards.pop(number, None)
+        self._told.pop(number, None)
 
 
 def decide(
