@@ -149,10 +149,8 @@ class DemandSettings(StreamSettings):
     """Demand."""
 
     demand_window_s: float = Field(default=10.0, ge=1, le=3_600)
-    demand_headroom: float = Field(default=1.25, ge=1, le=10)
-    demand_folder: Path | None = None
-    """For Faust's own files; by default a folder among the temporary ones."""
     """Demand is counted and said in windows of this length."""
+    demand_headroom: float = Field(default=1.25, ge=1, le=10)
     """So many times what is expected is provided for."""
     demand_lead_s: float = Field(default=300.0, ge=0, le=7_200)
     """How long a worker takes from being desired to running: what is usual by then is provided for."""
@@ -170,6 +168,8 @@ class DemandSettings(StreamSettings):
     """Fewer workers are desired only after so many windows in a row that need fewer."""
     demand_backlog_s: float = Field(default=60.0, gt=0, le=86_400)
     """What waits for a slot shall be done within so long, beside what arrives."""
+    demand_folder: Path | None = None
+    """For Faust's own files; by default a folder among the temporary ones."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:

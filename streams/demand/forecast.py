@@ -39,8 +39,8 @@ class Smoothing(msgspec.Struct, frozen=True, kw_only=True):
     """How fast it follows, what a day is divided into, and how much more than expected is provided for."""
 
     window_ms: int = 10_000
-    alpha: float = 0.3
-    beta: float = 0.1
+    alpha: float = 0.2
+    beta: float = 0.05
     headroom: float = 1.25
     slot_ms: int = 600_000
     """Of the season; at least a window."""
