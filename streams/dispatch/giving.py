@@ -3,13 +3,16 @@
 1. Paid before free, and within a priority as `streams.dispatch.lines` says. The worker is `placement`'s choice.
 2. Of every `ageing_share` placements one goes to the request that has waited longest, if it has waited `ageing_ms`: a
    free one before a paid one. So nobody waits for ever.
-3. A request that finds no room holds up those behind it, so that a large one gets its turn; but not one that has to
+3. A free one is given only where slots, and as large a part of the KV cache, are left for the paid traffic to come
+   (`load`, rule 5).
+4. A request that finds no room holds up those behind it, so that a large one gets its turn; but not one that has to
    run alone among its like (`placement`, rule 2): it lets others pass, and is looked at again in the next round.
 """
 
 from streams.dispatch.placement import ISOLATED_FROM, choose, is_fresh, slots_left
 from streams.dispatch.pool import Request, Worker
 from streams.dispatch.round import Round
+from streams.dispatch.service import capacity
 
 
 def place(round_: Round) -> None:
@@ -55,8 +58,19 @@ def _next(round_: Round, model: str) -> tuple[Request, bool] | None:
             request = round_.requests[oldest[1]] if oldest else None
             if request is not None and round_.now_ms - request.admitted.submitted_at_ms >= round_.limits.ageing_ms:
                 return request, True
-    for _, line in lines:
+    for priority, line in lines:
         head = line.head()
-        if head is not None:
+        if head is not None and (priority == "paid" or _is_spare(round_, model)):
             return round_.requests[head[1]], False
     return None
+
+
+def _is_spare(round_: Round, model: str) -> bool:
+    """Whether more is left than what is kept for paid traffic."""
+    has = capacity(round_, model)
+    if not has.reserved:
+        return True
+    able = [worker for worker in _able(round_) if worker.registered.model == model]
+    kv_tokens_left = sum(worker.registered.kv_tokens - worker.held_tokens for worker in able)
+    kept = has.kv_tokens * has.reserved / has.slots
+    return sum(map(slots_left, able)) > has.reserved and (not has.kv_tokens or kv_tokens_left > kept)

@@ -9,6 +9,10 @@
    free traffic: paid passes the stages last.
 3. A stage is left, one at a time, when the forecast has been below `leave_share` of its threshold for `hold_ms`.
 4. Where nothing is known of any worker, no stage changes.
+5. Free traffic leaves so many slots free that of a hundred paid arrivals one at most finds none. Slots that become
+   free go to paid traffic first, so what is kept for it behaves like a stock that is refilled at the rate of all ends
+   and taken from at the rate of paid arrivals: an arrival finds it empty with the probability of their ratio to the power
+   of its size (the M/M/1 queue of what is missing). Where no paid traffic comes nothing is kept.
 """
 
 import math
@@ -22,6 +26,10 @@ HOLD_GUESS_MS = 5_000.0
 """How long a generation takes, until one has been measured."""
 HOLD_WEIGHT = 0.1
 RETRY_S_MAX = 60
+RESERVE_MISSED = 0.01
+"""Part of paid arrivals that may find no slot kept for them."""
+RATE_OVER_MS = 30_000
+"""Time constant of the measured rate of paid arrivals."""
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +65,24 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int = 0
     kv_tokens_held: int = 0
     running: int = 0
+    reserved: int = 0
+    """Slots that free traffic leaves free."""
 
     @property
     def kv_share(self) -> float:
         """Part of the KV cache that is spoken for; 0 where engines do not say what they have."""
         return self.kv_tokens_held / self.kv_tokens if self.kv_tokens else 0.0
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """Arrivals a second, exponentially weighted, as of a time of the flow clock."""
+
+    per_s: float
+    at_ms: int
+
+    def now(self, flow_ms: int) -> float:
+        """The rate by now."""
+        return self.per_s * math.exp((self.at_ms - flow_ms) / RATE_OVER_MS)
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -71,11 +92,28 @@ class Level(msgspec.Struct, frozen=True):
     low_since_ms: int | None = None
 
 
-def wait_ms(capacity: Capacity, ahead: int, hold_ms: float | None) -> int | None:
+def one_more(before: Rate | None, flow_ms: int) -> Rate:
+    """The rate with an arrival now."""
+    return Rate((before.now(flow_ms) if before else 0.0) + 1000 / RATE_OVER_MS, flow_ms)
+
+
+def reserve(paid_per_s: float, slots: int, hold_ms: float | None) -> int:
+    """Slots that free traffic leaves free, half of them at most. Rule 5."""
+    if hold_ms is None or not slots:
+        return 0
+    share = paid_per_s * hold_ms / 1000 / slots
+    if share <= RESERVE_MISSED:
+        return 0
+    most = slots // 2
+    return most if share >= 1 else min(most, math.ceil(math.log(RESERVE_MISSED) / math.log(share)))
+
+
+def wait_ms(capacity: Capacity, ahead: int, hold_ms: float | None, priority: Priority = "paid") -> int | None:
     """Forecast of the wait behind `ahead` requests; None where no worker runs. Rule 1."""
     if not capacity.slots:
         return None
-    behind = ahead + 1 - capacity.free_slots
+    kept = capacity.reserved if priority == "free" else 0
+    behind = ahead + 1 - max(0, capacity.free_slots - kept)
     if behind <= 0:
         return 0
     working = capacity.running or capacity.slots

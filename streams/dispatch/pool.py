@@ -9,7 +9,7 @@ import msgspec
 from schemas.events import GenerationAdmitted, GenerationEnded, WorkerRegistered
 from schemas.values import Priority
 from streams.dispatch.lines import Line
-from streams.dispatch.load import Level
+from streams.dispatch.load import Level, Rate
 
 Phase = Literal["queued", "given"]
 ModelLine = tuple[str, Priority]
@@ -120,6 +120,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     last_inbox: int = -1
     hold_ms: Mapping[str, float] = {}
     """By model: how long generations hold their slots."""
+    paid_rates: Mapping[str, Rate] = {}
+    """By model: how much paid traffic comes."""
     levels: Mapping[ModelLine, Level] = {}
     empty_since_ms: Mapping[str, int] = {}
     """By model: since when, on the flow clock, no worker runs it."""

@@ -13,7 +13,7 @@ from schemas.events import Event, GenerationEnded, GenerationQueued, WorkerRegis
 from schemas.values import EndStatus, Failure, Notice
 from streams.dispatch import events
 from streams.dispatch.limits import Limits
-from streams.dispatch.load import Capacity, held_for
+from streams.dispatch.load import Capacity, held_for, one_more
 from streams.dispatch.outbox import Mark, Outbox
 from streams.dispatch.overlays import Memory, Overlay
 from streams.dispatch.placement import ISOLATED_FROM, tokens_needed
@@ -40,6 +40,7 @@ class Round:
         self.unaged = pool.unaged
         self.last_inbox = pool.last_inbox
         self.hold_ms = dict(pool.hold_ms)
+        self.paid_rates = dict(pool.paid_rates)
         self.levels = dict(pool.levels)
         self.empty_since_ms = dict(pool.empty_since_ms)
         self.reported_flow_ms = pool.reported_flow_ms
@@ -65,6 +66,7 @@ class Round:
             unaged=self.unaged,
             last_inbox=self.last_inbox,
             hold_ms=self.hold_ms,
+            paid_rates=self.paid_rates,
             levels=self.levels,
             empty_since_ms=self.empty_since_ms,
             reported_flow_ms=self.reported_flow_ms,
@@ -127,6 +129,8 @@ class Round:
         self.requests.put(admitted.reply_id, request)
         self.outbox.states[request_key(self.name, admitted.reply_id)] = request_value(request)
         self.next_deadline_ms = min(self.next_deadline_ms, admitted.deadline_at_ms)
+        if admitted.priority == "paid":
+            self.paid_rates[admitted.model] = one_more(self.paid_rates.get(admitted.model), self.flow_ms)
         self.queue.wait(request)
 
     def give(self, request: Request, worker: Worker) -> None:

@@ -14,7 +14,16 @@ from msgspec.structs import replace
 from schemas.events import GenerationAdmitted, LoadMeasured
 from schemas.models import Model
 from schemas.values import PRIORITIES, STAGES, Failure, Notice, Priority, Stage
-from streams.dispatch.load import Capacity, Level, ahead_of, next_level, not_above, retry_after_s, wait_ms
+from streams.dispatch.load import (
+    Capacity,
+    Level,
+    ahead_of,
+    next_level,
+    not_above,
+    reserve,
+    retry_after_s,
+    wait_ms,
+)
 from streams.dispatch.placement import is_fresh, slots_left
 from streams.dispatch.records import chars_of
 from streams.dispatch.round import Round
@@ -172,12 +181,18 @@ def _capacity(round_: Round, model: str) -> Capacity:
         kv_tokens=kv_tokens,
         kv_tokens_held=kv_tokens_held,
         running=running,
+        reserved=reserve(_paid_per_s(round_, model), slots, round_.hold_ms.get(model)),
     )
+
+
+def _paid_per_s(round_: Round, model: str) -> float:
+    rate = round_.paid_rates.get(model)
+    return rate.now(round_.flow_ms) if rate else 0.0
 
 
 def _wait_ms(round_: Round, model: str, priority: Priority) -> int | None:
     ahead = ahead_of(priority, round_.queue.eligible_of(model))
-    return wait_ms(capacity(round_, model), ahead, round_.hold_ms.get(model))
+    return wait_ms(capacity(round_, model), ahead, round_.hold_ms.get(model), priority)
 
 
 def _stage(round_: Round, model: str, priority: Priority) -> Stage:
@@ -194,7 +209,7 @@ def _measure(round_: Round, model: str) -> None:
         ahead = ahead_of(one, waiting)
         round_.levels[model, one] = next_level(
             _level(round_, model, one),
-            wait_ms(has, ahead, round_.hold_ms.get(model)),
+            wait_ms(has, ahead, round_.hold_ms.get(model), one),
             kv_full=ahead > 0 and has.kv_share >= thresholds.kv_share,
             priority=one,
             thresholds=thresholds,
