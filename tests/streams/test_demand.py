@@ -1,6 +1,4 @@
-"""Demand: windows, what is said when, workers desired, what outlives a restart, and the numbers that are served."""
-
-from collections.abc import Callable, Mapping
+"""Demand: windows, what is said when, what outlives a restart, and the numbers that are served."""
 
 import pytest
 from hypothesis import given
@@ -8,87 +6,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 
-from schemas.events import DemandForecast, LoadMeasured, ReplicasDesired
 from schemas.values import Usage
 from streams.demand.emitter import POOLS_MAX, Emitter
 from streams.demand.forecast import Smoothing
 from streams.demand.latest import NUMBERS, Latest
 from streams.demand.pool import Rules, Said
-from streams.demand.scaling import Asked, Replicas, Scaling, decide, slots_needed, wish
 from streams.demand.windows import Window, after, last_closed
 from streams.metrics import Series
 from tests.streams.events import admitted, finished, leased, registered
-
-WINDOW_MS = 10_000
-RULES = Rules(
-    smoothing=Smoothing(headroom=1.0),
-    scaling=Scaling(replicas_min=0, target_utilisation=1.0, scale_down_windows=3, backlog_s=10),
-)
-NO_WINDOWS: Mapping[int, Window] = {}
-
-
-def counted(*events: object) -> Window:
-    window: Window | None = None
-    for event in events:
-        window = after(window, event, "paid")  # type: ignore[arg-type]
-    assert window is not None
-    return window
-
-
-def busy(arrivals: int, ran_ms: int = 2_000, slots: int = 4) -> Window:
-    """So many arrivals of paid traffic, one worker, and one finish if there are any."""
-    done = [finished(1, ran_ms=ran_ms, usage=Usage(input_tokens=1, output_tokens=20))] if arrivals else []
-    return counted(registered(slots=slots), *(admitted(n, tier="paid") for n in range(arrivals)), *done)
-
-
-def measured(waiting: int, at_ms: int = 0) -> LoadMeasured:
-    return LoadMeasured(
-        pool="default",
-        model="m",
-        measured_at_ms=at_ms,
-        workers=0,
-        slots=0,
-        free_slots=0,
-        kv_tokens=0,
-        kv_tokens_held=0,
-        running=0,
-        waiting_paid=waiting,
-        waiting_free=0,
-        wait_paid_ms=None,
-        wait_free_ms=None,
-        stage_paid="full",
-        stage_free="full",
-    )
-
-
-class Told:
-    """An emitter, and what it says of windows as they close."""
-
-    def __init__(self, kept: dict[str, bytes] | None = None, rules: Rules = RULES) -> None:
-        self.kept = {} if kept is None else kept
-        self.emitter = Emitter(rules, self.kept)
-
-    def of(self, *windows: Window | None, start_ms: int = 0, pool: str = "default") -> list[Said]:
-        said: list[Said] = []
-        for number, window in enumerate(windows):
-            at_ms = start_ms + number * WINDOW_MS
-            if window is not None:
-                self.emitter.hear(pool, at_ms)
-            said.extend(self.emitter.say(at_ms, reader({at_ms: window} if window else {}, pool)))
-        return said
-
-
-def reader(windows: Mapping[int, Window], pool: str = "default") -> Callable[[str, int], Window | None]:
-    return lambda name, start_ms: windows.get(start_ms) if name == pool else None
-
-
-def replicas(said: list[Said]) -> list[int]:
-    return [event.replicas for event in said if isinstance(event, ReplicasDesired)]
-
-
-def paid(said: list[Said]) -> list[DemandForecast]:
-    return [event for event in said if isinstance(event, DemandForecast) and event.tier == "paid"]
-
+from tests.streams.told import RULES, WINDOW_MS, Told, busy, counted, paid, reader
 
 # --- windows ---
 
@@ -154,7 +80,7 @@ def test_a_window_whose_records_came_late_is_said_with_the_next_one() -> None:
     told = Told()
     told.of(busy(1))
     windows = {WINDOW_MS: busy(2), 2 * WINDOW_MS: busy(3)}
-    assert told.emitter.say(WINDOW_MS, reader(NO_WINDOWS)) == []
+    assert told.emitter.say(WINDOW_MS, reader({})) == []
     said = told.emitter.say(2 * WINDOW_MS, reader(windows))
     assert [event.arrivals for event in paid(said)] == [2, 3]
 
@@ -199,88 +125,6 @@ def test_the_pool_that_was_silent_longest_is_forgotten() -> None:
         told.of(busy(1), start_ms=number * WINDOW_MS, pool=f"p{number}")
     assert "p0" not in told.kept
     assert {"p1", f"p{POOLS_MAX}"} <= told.kept.keys()
-
-
-# --- workers desired ---
-
-
-def test_slots_are_arrivals_times_service_time_and_the_backlogs_share() -> None:
-    asked = [Asked(arrivals_per_s=3, service_ms=2_000), Asked(arrivals_per_s=1, service_ms=500)]
-    assert slots_needed(asked, 0, 2_000, Scaling()) == 6.5
-    assert slots_needed(asked, 60, 2_000, Scaling(backlog_s=30)) == 10.5
-
-
-def test_workers_are_as_many_as_leave_the_slots_used_to_the_target() -> None:
-    assert wish(9.5, 4, Scaling(target_utilisation=0.8), something=True) == 3
-    assert wish(8.0, 4, Scaling(target_utilisation=1.0), something=True) == 2
-    assert wish(1e9, 4, Scaling(replicas_max=7), something=True) == 7
-    assert wish(0, 4, Scaling(replicas_min=2), something=False) == 2
-
-
-def test_where_anything_is_asked_for_one_worker_is_wanted_though_nothing_is_known_of_any() -> None:
-    assert wish(0, 0, Scaling(replicas_min=0), something=True) == 1
-    assert wish(0, 0, Scaling(replicas_min=0), something=False) == 0
-
-
-def test_more_workers_at_once_and_fewer_after_a_while() -> None:
-    scaling = Scaling(scale_down_windows=3)
-    state: Replicas | None = None
-    desired = []
-    for wished in (2, 5, 1, 3, 2, 2, 4, 1, 1, 1):
-        state = decide(state, wished, scaling)
-        desired.append(state.desired)
-    assert desired == [2, 5, 5, 5, 3, 3, 4, 4, 4, 1]
-
-
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(1, 8))
-def test_no_fewer_are_desired_than_any_of_the_last_windows_wished_for(wishes: list[int], windows: int) -> None:
-    scaling = Scaling(scale_down_windows=windows, replicas_max=20)
-    state: Replicas | None = None
-    for number, wished in enumerate(wishes):
-        state = decide(state, wished, scaling)
-        recent = wishes[max(0, number - windows + 1) : number + 1]
-        assert wished <= state.desired <= max(wishes[: number + 1])
-        assert state.desired >= max(recent) or number + 1 > windows
-
-
-def test_desired_are_never_more_than_allowed_by_now() -> None:
-    assert decide(Replicas(10), 4, Scaling(replicas_max=4)) == Replicas(4)
-
-
-def test_demand_wishes_for_the_workers_that_it_needs() -> None:
-    told = Told()
-    [event] = [one for one in told.of(busy(60)) if isinstance(one, ReplicasDesired)]
-    # 6 a second, 2 s each: 12 slots of workers with 4
-    assert (event.workers, event.slots_per_worker, event.slots_needed, event.replicas) == (1, 4, 12, 3)
-
-
-def test_what_waits_wishes_for_workers_though_nothing_else_is_heard() -> None:
-    told = Told()
-    told.emitter.measured(measured(3, at_ms=1_000))
-    assert replicas(told.of(None)) == [1]
-    told.emitter.measured(measured(0, at_ms=11_000))
-    assert told.of(None, start_ms=WINDOW_MS) == []
-
-
-def test_a_backlog_wishes_for_more() -> None:
-    told = Told()
-    told.emitter.measured(measured(40, at_ms=1_000))
-    [event] = [one for one in told.of(busy(60)) if isinstance(one, ReplicasDesired)]
-    assert event.slots_needed == 12 + 40 * 2 / 10
-
-
-def test_what_was_measured_before_the_window_does_not_count() -> None:
-    told = Told()
-    told.emitter.measured(measured(40, at_ms=1_000))
-    before, after_it = [one for one in told.of(busy(60), busy(60)) if isinstance(one, ReplicasDesired)]
-    assert (before.slots_needed, after_it.slots_needed) == (20, 12)
-
-
-def test_without_workers_the_slots_of_the_last_ones_are_taken() -> None:
-    said = Told().of(busy(60), counted(*(admitted(n, tier="paid") for n in range(60))))
-    last = said[-1]
-    assert isinstance(last, ReplicasDesired)
-    assert (last.workers, last.slots_per_worker, last.replicas) == (0, 4, 3)
 
 
 # --- numbers ---
