@@ -60,6 +60,7 @@ class SimulatedEngine:
         self._work = asyncio.Event()
         self._stepping: asyncio.Task[None] | None = None
         self._dead: EngineDead | None = None
+        self._stalled = False
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
         self._step_s: float | None = None
         self._last: tuple[float, EngineStats] | None = None
@@ -109,7 +110,7 @@ class SimulatedEngine:
             reading = self._readings.get(request.id)
             if reading is None:
                 return
-            if self._settings.faults.ignore_abort and reading.sequence.running:
+            if self._stalled or (self._settings.faults.ignore_abort and reading.sequence.running):
                 await reading.over.wait()
             else:
                 self._over(reading, None)
@@ -153,6 +154,7 @@ class SimulatedEngine:
         due_s = clock.now_s()
         while self._dead is None:
             if faults.stall_at is not None and self._output_tokens >= faults.stall_at:
+                self._stalled = True
                 self._tell_no_more()
                 return
             step = self._batch.step()

@@ -50,7 +50,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     split_utf8: bool = False
     """Tokens end in the middle of characters."""
     stall_at: int | None = None
-    """After that many tokens of all generations together the engine makes no more steps."""
+    """After that many tokens of all generations together the engine makes no more steps, and hears no close."""
     lose_stats_at: int | None = None
     """After that many tokens of all generations together the statistics stay as they are, and age."""
 

@@ -15,5 +15,6 @@ BENCHMARKS: tuple[str, ...] = (
     "resume_storm",
     "recovery",
     "llama_worker",
+    "batching",
 )
 """Those that `make bench` runs, in this order."""

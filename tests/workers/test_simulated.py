@@ -245,7 +245,11 @@ async def test_a_stalled_engine_gives_nothing_more_to_anybody_and_its_statistics
     assert stats.age_s > 4
     await clock.advance(5)
     assert engine.stats().age_s == pytest.approx(stats.age_s + 5)
+    closing = asyncio.ensure_future(going[0].aclose())
+    await clock.advance(5)
+    assert not closing.done()
     await engine.shutdown(0)
+    await closing
 
 
 async def test_lost_statistics_age_while_the_engine_goes_on() -> None:
