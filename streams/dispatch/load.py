@@ -11,8 +11,8 @@
 4. Where nothing is known of any worker, no stage changes.
 5. Free traffic leaves so many slots free that of a hundred paid arrivals one at most finds none. Slots that become
    free go to paid traffic first, so what is kept for it behaves like a stock that is refilled at the rate of all ends
-   and taken from at the rate of paid arrivals: an arrival finds it empty with the probability of their ratio to the power
-   of its size (the M/M/1 queue of what is missing). Where no paid traffic comes nothing is kept.
+   and taken from at the rate of paid arrivals: an arrival finds it empty with the probability of their ratio to the
+   power of its size (the M/M/1 queue of what is missing). Where no paid traffic comes nothing is kept.
 """
 
 import math

@@ -11,9 +11,9 @@
 5. Ties break by a hash of conversation and inbox: the same choice in every process.
 """
 
+import hashlib
 import math
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from schemas.prefix import BLOCK_BYTES, shared
 from streams.dispatch.limits import Limits
@@ -31,7 +31,7 @@ def is_fresh(worker: Worker, flow_ms: int, limits: Limits) -> bool:
 
 def slots_left(worker: Worker) -> int:
     """Generations that the worker can take now, if its lease is fresh."""
-    if not worker.alive or worker.draining:
+    if not worker.alive or worker.draining or worker.closed:
         return 0
     return max(0, min(worker.registered.slots - worker.held, worker.free_slots))
 
@@ -79,14 +79,14 @@ def choose(workers: Sequence[Worker], request: Request, had_it: int | None, last
         return min(able, key=lambda worker: (worker.registered.inbox - last - 1) % limits.inboxes)
     conversation_id = request.admitted.conversation_id
     if limits.placement == "least_requests":
-        return min(able, key=lambda worker: (worker.held, _tie(worker, conversation_id)))
+        return _best(able, conversation_id, lambda worker: -worker.held)
     within = _within_bound(workers, able, request.admitted.model, limits.overload)
 
-    def score(worker: Worker) -> tuple[float, int]:
+    def score(worker: Worker) -> float:
         warm = max(cached_share(worker, request), AFFINITY if worker.registered.inbox == had_it else 0.0)
-        return warm - taken(worker), _tie(worker, conversation_id)
+        return warm - taken(worker)
 
-    return max(within, key=score)
+    return _best(within, conversation_id, score)
 
 
 def taken(worker: Worker) -> float:
@@ -103,5 +103,13 @@ def _within_bound(workers: Iterable[Worker], able: list[Worker], model: str, ove
     return [worker for worker in able if worker.held + 1 <= math.ceil(most * worker.registered.slots)] or able
 
 
-def _tie(worker: Worker, conversation_id: str) -> int:
-    return zlib.crc32(f"{conversation_id}/{worker.registered.inbox}".encode())
+def _best(workers: Sequence[Worker], conversation_id: str, score: Callable[[Worker], float]) -> Worker:
+    scores = [score(worker) for worker in workers]
+    most = max(scores)
+    best = [worker for worker, one in zip(workers, scores, strict=True) if one == most]
+    return best[0] if len(best) == 1 else max(best, key=lambda worker: _tie(worker, conversation_id))
+
+
+def _tie(worker: Worker, conversation_id: str) -> bytes:
+    """Highest random weight (Thaler and Ravishankar, 1996). A checksum is no hash here: some inboxes never win."""
+    return hashlib.blake2b(f"{conversation_id}/{worker.registered.inbox}".encode(), digest_size=8).digest()

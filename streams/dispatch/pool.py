@@ -79,6 +79,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     released: bool = False
     """It said that it stops: no late renewal revives this epoch."""
     draining: bool = False
+    closed: bool = False
+    """It handed something back and has not renewed since: it gets nothing."""
     renewed_flow_ms: int = 0
     """When it renewed last, on the flow clock of this process."""
     free_slots: int = 0

@@ -151,7 +151,7 @@ def _finished(round_: Round, event: GenerationFinished) -> None:
         returned=event.reason != STALLED,
         stalled=event.reason == STALLED,
     )
-    round_.workers[event.inbox] = replace(round_.workers[event.inbox], free_slots=0)
+    round_.workers[event.inbox] = replace(round_.workers[event.inbox], closed=True)
 
 
 def _registered(round_: Round, event: WorkerRegistered, epoch: int) -> None:
@@ -188,6 +188,7 @@ def _leased(round_: Round, event: WorkerLeased) -> None:
         worker,
         alive=True,
         draining=event.draining,
+        closed=False,
         renewed_flow_ms=round_.flow_ms,
         free_slots=event.free_slots,
         free_tokens=event.free_kv_tokens,

@@ -108,12 +108,12 @@ def _smaller(round_: Round, event: GenerationAdmitted, models: Mapping[str, Mode
     return smaller.name if fits and within and free else None
 
 
-def observe(round_: Round) -> None:
-    """After everything else of a round: the stages follow the load, and the load is told."""
+def observe(round_: Round, models: Mapping[str, Model]) -> None:
+    """After everything else of a round: the stages follow the load, and the load is told, also of idle models."""
     changed = False
     round_.capacities.clear()
-    models = sorted(round_.models())
-    for model in models:
+    served = sorted(round_.models() | {model.name for model in models.values() if model.pool == round_.name})
+    for model in served:
         before = [_level(round_, model, priority) for priority in PRIORITIES]
         _measure(round_, model)
         changed = changed or before != [_level(round_, model, priority) for priority in PRIORITIES]
@@ -123,7 +123,7 @@ def observe(round_: Round) -> None:
             round_.empty_since_ms.setdefault(model, round_.flow_ms)
     if changed or round_.flow_ms - round_.reported_flow_ms >= round_.limits.report_ms:
         round_.reported_flow_ms = round_.flow_ms
-        round_.outbox.reports.extend(Output(event=measured(round_, model)) for model in models)
+        round_.outbox.reports.extend(Output(event=measured(round_, model)) for model in served)
 
 
 def measured(round_: Round, model: str) -> LoadMeasured:

@@ -130,7 +130,7 @@ def decide(
         rules.expire_leases(round_)
         rules.expire_requests(round_)
         place(round_)
-        observe(round_)
+        observe(round_, models)
     return _decision(shard, [rounds[name] for name in sorted(rounds)]) if rounds else NOTHING
 
 

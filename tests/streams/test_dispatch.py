@@ -1,9 +1,10 @@
 """Dispatch: who gets what when, and what happens to it when something goes wrong."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.events import (
@@ -36,7 +37,7 @@ from tests.streams.events import (
 )
 
 
-def driver(**limits: int) -> Driver:
+def driver(**limits: Any) -> Driver:
     return Driver(lambda: Dispatch(frozenset({"default"}), Limits(**limits)))
 
 
@@ -267,6 +268,118 @@ def test_a_worker_that_makes_no_sense_is_not_heard(worker: Event) -> None:
     assert drive.take(worker, admitted(1)) == []
 
 
+# --- engines that fail ------------------------------------------------------------------------------------------
+
+
+def back(number: int, reason: str, **given: Any) -> Event:
+    """Handed back, for a reason."""
+    return finished(number, status=None, returned=True, reason=reason, **given)
+
+
+def test_what_an_engine_fell_silent_about_is_tried_again_elsewhere_and_fails_the_second_time() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    drive.take(registered(1))
+    drive.take(back(1, "engine_stalled"))
+    assert [(e.attempt, e.reason) for e in of(drive.after, GenerationReset)] == [(2, "engine_stalled")]
+    assert [output.partition for output in drive.outputs] == [0, 1]
+    drive.take(back(1, "engine_stalled", attempt=2, inbox=1, epoch=1))
+    assert ends(drive) == [("rep_1", "failed", "engine_stalled")]
+
+
+@pytest.mark.parametrize(("stalls_max", "failed"), [(1, True), (2, False), (3, False)])
+def test_stalls_are_bounded_by_their_own_limit(stalls_max: int, failed: bool) -> None:
+    drive = driver(stalls_max=stalls_max)
+    drive.take(registered(0), admitted(1))
+    drive.take(back(1, "engine_stalled"))
+    assert bool(ends(drive)) == failed
+
+
+def test_a_stall_leaves_the_workers_other_generations_alone() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1), admitted(2))
+    drive.take(back(1, "engine_stalled"))
+    assert drive.take(finished(2)) == []
+    assert ends(drive) == []
+    assert given_to(drive.take(leased(0))) == [("rep_1", 2)]
+
+
+@pytest.mark.parametrize("reason", ["engine_dead", "engine_stuck"])
+def test_a_dead_engine_takes_its_worker_along_at_once_and_for_good(reason: str) -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1), admitted(2))
+    drive.take(registered(1))
+    assert sorted(given_to(drive.take(back(1, reason)))) == [("rep_1", 2), ("rep_2", 2)]
+    assert {e.reason for e in of(drive.after, GenerationReset)} == {reason}
+    assert drive.take(back(2, reason), leased(0)) == []
+    assert drive.take(admitted(3)) == []
+
+
+@pytest.mark.parametrize("reason", ["engine_dead", "engine_stuck"])
+def test_engines_that_die_with_a_request_are_evidence_against_it(reason: str) -> None:
+    drive = driver()
+    drive.take(registered(0, instance="a"), admitted(1))
+    drive.take(back(1, reason))
+    drive.take(registered(0, instance="b"))
+    drive.take(back(1, reason, attempt=2, epoch=2))
+    assert ends(drive) == [("rep_1", "failed", "poison")]
+    assert of([output.event for output in drive.outputs], GenerationParked)[0].workers == ("a", "b")
+
+
+@pytest.mark.parametrize("reason", ["handed_back", "undeliverable", "interrupted", "engine_overloaded", ""])
+def test_other_hand_backs_are_no_evidence(reason: str) -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    for attempt in range(1, 10):
+        drive.take(back(1, reason, attempt=attempt), leased(0, renewal=attempt))
+    assert ends(drive) == []
+
+
+@pytest.mark.parametrize("reason", ["engine_stalled", "engine_dead", "handed_back"])
+def test_a_cancelled_one_that_is_handed_back_is_not_tried_again(reason: str) -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    drive.take(registered(1), gen_cancelled(1))
+    assert given_to(drive.take(back(1, reason))) == []
+    assert ends(drive) == [("rep_1", "cancelled", "")]
+    assert of(drive.after, GenerationReset) == []
+
+
+def suspects(**limits: Any) -> Driver:
+    """Two that were with two dying workers; one of them runs on the third, alone among its like."""
+    drive = driver(**limits)
+    drive.take(registered(0, instance="a"), admitted(1), admitted(2))
+    drive.pass_time(3_000)
+    drive.take(registered(0, instance="b"))
+    drive.pass_time(3_000)
+    drive.take(registered(0, instance="c", slots=8))
+    return drive
+
+
+@pytest.mark.parametrize("queueing", ["fair", "fifo"])
+@pytest.mark.parametrize("aged_ms", [0, 60_000])
+def test_one_that_has_to_run_alone_never_blocks_others(queueing: Any, aged_ms: int) -> None:
+    drive = suspects(queueing=queueing, ageing_share=1)
+    drive.now_ms += aged_ms
+    drive.take(leased(0, epoch=2, free_slots=8))
+    taken = drive.take(admitted(3), admitted(4, account_id="other"), admitted(5))
+    assert sorted(given_to(taken)) == [("rep_3", 1), ("rep_4", 1), ("rep_5", 1)]
+    assert given_to(drive.take(finished(1, attempt=3, epoch=2))) == [("rep_2", 3)]
+
+
+def test_a_worker_that_comes_back_after_its_poison_was_parked_takes_suspects_again() -> None:
+    drive = driver()
+    drive.take(registered(0, instance="a"), admitted(1))
+    drive.pass_time(3_000)
+    drive.take(registered(0, instance="b"))
+    drive.pass_time(3_000)
+    assert ends(drive) == [("rep_1", "failed", "poison")]
+    drive.take(leased(0, epoch=1))
+    step = drive.step
+    assert isinstance(step, Dispatch)
+    assert step.shard(NUMBER).pools["default"].workers[0].isolated == 0
+
+
 # --- cancellation in every state -------------------------------------------------------------------------------
 
 
@@ -421,6 +534,7 @@ HAPPENINGS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(HAPPENINGS)
 def test_whatever_happens_nobody_is_given_twice_and_the_books_are_right(happenings: list[Event | str]) -> None:
     drive = driver()
