@@ -29,6 +29,8 @@ from tests.simulation.promises import invariant, require
 from tests.simulation.world import World
 
 CANCEL_WITHIN_MS = 6_000
+SERVED_WITHIN_MS = 25_000
+"""After the last fault: its lease, a restart, and what stood before it in the line."""
 SWEPT = "deadline_exceeded"
 
 
@@ -266,6 +268,10 @@ def every_reply_ends_in_time(outcome: Outcome) -> None:
         if outcome.replies[reply_id].ended_at_ms - outcome.replies[reply_id].queued.submitted_at_ms > 3 * DEADLINE_MS
     ]
     require(not late, f"late: {late}")
+    for reply_id in outcome.accepted:
+        reply = outcome.replies[reply_id]
+        since_ms = max(reply.queued.submitted_at_ms, outcome.world.calm_ms)
+        promises.nobody_waits_for_ever(reply_id, reply.ended_at_ms, since_ms, SERVED_WITHIN_MS)
     ends = {reply_id: outcome.replies[reply_id].end for reply_id in outcome.accepted}
     swept = [reply_id for reply_id, end in ends.items() if end and end.error and end.error.code == SWEPT]
     require(not swept, f"nobody ended {swept} but the sweeper")

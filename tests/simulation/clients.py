@@ -23,8 +23,10 @@ from tests.simulation.audience import Audience
 from tests.simulation.store import MemoryStore
 
 IDENTITIES = Identities(secret=b"of the simulation")
-ACCOUNTS = ("ann", "bob")
-TIERS: dict[str, Any] = {"ann": "paid", "bob": "free"}
+TIERS: dict[str, Any] = {"ann": "paid", "bob": "free", "cleo": "free", "dan": "paid"}
+ACCOUNTS = tuple(TIERS)
+TAIL = "." * 700
+"""Makes a message longer than a block of a prefix."""
 LONG = 30
 
 
@@ -94,7 +96,7 @@ class Clients:
         parent = None
         if follows is not None and not new and self._rng.random() < 0.3:
             parent = self._rng.choice((follows.reply_id, conversation))
-        content = f"{words}x{self._rng.choice((5, 20, 60))} from {account}"
+        content = f"{words}x{self._rng.choice((5, 20, 60))} from {account}{self._rng.choice(('', '', TAIL))}"
         event = self._submitted(account, client_id, conversation, content, now_ms, new=new, parent_id=parent)
         self._append(self.sent.setdefault(event.reply_id, Sent(event, words=words, answers=[])), now_ms)
 

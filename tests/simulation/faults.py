@@ -45,6 +45,13 @@ class Faults:
         self._log.tick(release=True)
         self._up_ms = min(self._up_ms, self._log.now_ms() + 500)
 
+    def mishap(self) -> str:
+        """What befalls a worker's engine in a turn of its: nothing, mostly."""
+        chance = self.chance()
+        if chance < 0.002:
+            return "engine_dead"
+        return "engine_stalled" if chance < 0.008 else ""
+
     def tick(self) -> None:
         """Time has passed."""
         self._log.tick()

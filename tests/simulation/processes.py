@@ -8,6 +8,7 @@ from projections.buffer.replies import Limits as BufferLimits
 from projections.buffer.step import BufferStep
 from schemas.models import DEFAULT_MODELS
 from streams.dispatch.limits import Limits as DispatchLimits
+from streams.dispatch.load import Thresholds
 from streams.dispatch.step import Dispatch
 from streams.log.loop import Loop
 from streams.log.transactions import TransactionalLoop
@@ -21,6 +22,14 @@ from tests.simulation.log import SimulatedLog
 from tests.simulation.store import MemoryStore
 from tests.simulation.worker import SimulatedWorker
 
+DISPATCH = DispatchLimits(
+    running_max_free=1,
+    running_max_paid=2,
+    ageing_ms=1_000,
+    ageing_share=3,
+    thresholds=Thresholds(shorten_ms=500, smaller_ms=1_000, refuse_ms=4_000, shortened_tokens=16),
+)
+"""Bounds so small that they are met."""
 POOL = DEFAULT_MODELS[0].pool
 DEADLINE_MS = 60_000
 
@@ -45,7 +54,10 @@ class Process:
 class Processes:
     """Makes each of them anew, for every life of it."""
 
-    def __init__(self, log: SimulatedLog, store: MemoryStore, front: Callable[[], Front]) -> None:
+    def __init__(
+        self, log: SimulatedLog, store: MemoryStore, front: Callable[[], Front], mishap: Callable[[], str]
+    ) -> None:
+        self._mishap = mishap
         self._log = log
         self._store = store
         self._instances = 0
@@ -61,14 +73,14 @@ class Processes:
         ]
 
     def _turns(self, replica: int) -> TransactionalLoop:
-        step = Turns(Policy(deadline_ms=DEADLINE_MS, sweep_margin_ms=5_000))
+        step = Turns(Policy(deadline_ms=DEADLINE_MS, sweep_margin_ms=5_000, conversation_running_max=2))
         topics = ("messages", "cancellations")
         return TransactionalLoop(
             self._log, step, topics=topics, state_topic="conversations", group="turns", replica=replica
         )
 
     def _dispatch(self, replica: int) -> TransactionalLoop:
-        step = Dispatch(frozenset({POOL}), DispatchLimits())
+        step = Dispatch(frozenset({POOL}), DISPATCH)
         topics = ("requests", "workers")
         return TransactionalLoop(self._log, step, topics=topics, state_topic="pools", group="dispatch", replica=replica)
 
@@ -84,4 +96,4 @@ class Processes:
 
     def _worker(self, inbox: int) -> SimulatedWorker:
         self._instances += 1
-        return SimulatedWorker(self._log, POOL, inbox, f"instance {self._instances}")
+        return SimulatedWorker(self._log, POOL, inbox, f"instance {self._instances}", self._mishap)

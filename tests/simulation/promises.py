@@ -60,6 +60,12 @@ def an_accepted_message_ends_once(reply_id: str, frames: Sequence[bytes]) -> Non
 
 
 @invariant
+def nobody_waits_for_ever(reply_id: str, ended_ms: int, since_ms: int, within_ms: int) -> None:
+    """Where nothing fails any more, whoever waits is served: whatever others ask for, and however much."""
+    require(ended_ms <= since_ms + within_ms, f"{reply_id} ended {ended_ms - since_ms} ms after it could have begun")
+
+
+@invariant
 def everybody_has_the_same_end(reply_id: str, frames: Sequence[bytes], kept: Sequence[Kept]) -> None:
     """What is stored and what is billed ended as readers saw it end."""
     end = end_of(frames)

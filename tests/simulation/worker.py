@@ -1,11 +1,11 @@
 """A worker turned step by step: the product's own rules and journal, and an engine that gives a word when it is due.
 
 What the real worker's event loop adds (threads, bursts, an engine) is left out; what decides is the same code:
-`inference_workers.assignments`, `outcomes` and `journal`.
+`inference_workers.assignments`, `outcomes`, `journal` and `prefixes`.
 """
 
 import hashlib
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from inference_workers.assignments import (
@@ -20,6 +20,7 @@ from inference_workers.assignments import (
 )
 from inference_workers.journal import Journal, Place, end_event, end_unstarted
 from inference_workers.outcomes import Ending, HandBack, Outcome, finished, stopped
+from inference_workers.prefixes import Prefixes
 from schemas.codec import decode
 from schemas.events import (
     CancellationRequested,
@@ -30,6 +31,7 @@ from schemas.events import (
     WorkerRegistered,
     WorkerReleased,
 )
+from schemas.prefix import blocks, salt_of
 from schemas.topics import CANCELLATIONS, inference
 from schemas.values import PRIORITIES, Timings, Usage
 from streams.log.log import END, since
@@ -39,6 +41,8 @@ from streams.log.steps import Appended, Output, Partition
 SLOTS = 3
 WAITING_MAX = 3
 LEASE_MS = 1_000
+CACHE_TOKENS = 1_024
+"""A small cache: blocks come and go."""
 MODEL = "smollm2-135m-instruct"
 
 
@@ -83,8 +87,12 @@ class Running:
 class SimulatedWorker:
     """One life of a worker."""
 
-    def __init__(self, log: MemoryLog, pool: str, inbox: int, instance: str) -> None:
+    def __init__(
+        self, log: MemoryLog, pool: str, inbox: int, instance: str, mishap: Callable[[], str] = lambda: ""
+    ) -> None:
         self._log = log
+        self._mishap = mishap
+        self._prefixes = Prefixes(CACHE_TOKENS)
         self._writer = log.writer(f"worker/{pool}/{inbox}")
         boxes = [Partition(inference(pool, priority).name, inbox) for priority in PRIORITIES]
         self._inbox = log.reader(boxes, END)
@@ -116,6 +124,7 @@ class SimulatedWorker:
                     case CancellationRequested() as event:
                         self._do(self._assignments.cancellation(event, now_ms), now_ms)
         self._do(self._assignments.tick(now_ms), now_ms)
+        self._engine_fails(self._mishap(), now_ms)
         for running in list(self._running.values()):
             while running.taken.id in self._running and running.due(now_ms):
                 before = running.done
@@ -131,10 +140,22 @@ class SimulatedWorker:
     def close(self) -> None:
         """Nothing is held."""
 
+    def _engine_fails(self, how: str, now_ms: int) -> None:
+        """It falls silent about one generation, or dies with all of them; then the process exits."""
+        running = list(self._running.values())
+        if how == "engine_stalled" and running:
+            self._over(running[0], HandBack(how), now_ms)
+        elif how == "engine_dead":
+            self._do(self._assignments.drain(), now_ms)
+            for one in running:
+                self._over(one, HandBack(how), now_ms)
+            raise Left
+
     def _renew(self, now_ms: int) -> None:
         self._renewed_ms = now_ms
         self._journal.tell_again()
         self._renewal += 1
+        told = self._prefixes.tell(self._renewal)
         leased = WorkerLeased(
             **self._named,
             epoch=self.epoch,
@@ -142,6 +163,9 @@ class SimulatedWorker:
             free_slots=self._assignments.free_slots,
             free_kv_tokens=100_000,
             draining=self._assignments.draining,
+            prefixes=told.prefixes,
+            dropped=told.dropped,
+            whole=told.whole,
         )
         self._writer.append(Output(event=leased))
 
@@ -161,6 +185,7 @@ class SimulatedWorker:
 
     def _begin(self, taken: Taken, now_ms: int) -> None:
         self._running[taken.id] = running = Running(taken, f"{self.epoch}.{taken.request.attempt}", now_ms)
+        self._prefixes.used(blocks(salt_of(taken.request.account_id), taken.request.prompt))
         self._journal.started(taken, lambda _: _undelivered(running))
 
     def _advance(self, running: Running, now_ms: int) -> None:
@@ -198,7 +223,7 @@ class SimulatedWorker:
             outcome = HandBack("undeliverable")
         del self._running[taken.id]
         if isinstance(outcome, HandBack):
-            self._journal.handed_back(taken)
+            self._journal.handed_back(taken, outcome.because)
         elif isinstance(outcome, Ending):
             began_ms = taken.request.submitted_at_ms
             data = running.text.encode()

@@ -71,12 +71,14 @@ class World:
         self.audience.faults = faults > 0
         self.clients = Clients(self.log, self.store, self.rng, sends, self.audience)
         self.crashes = 0
+        self.calm_ms = BEGIN_MS
+        """Since when there are no more faults."""
         self._trace = trace
         self._current: Process | None = None
         self._nested = False
         self._viewed_version = -1
         self._viewed = self.log.reader([Partition("messages", n) for n in range(PARTITIONS["messages"])], BEGINNING)
-        made = Processes(self.log, self.store, self._front)
+        made = Processes(self.log, self.store, self._front, self.faults.mishap)
         self.processes = made.all
         self.alarms = made.alarms
         self.audience.fronts = [lambda process=process: process.running for process in made.fronts]
@@ -99,6 +101,7 @@ class World:
     def calm(self) -> None:
         """No more faults; everything that was accepted comes to its end, and every reader to the end of its stream."""
         self.faults.calm()
+        self.calm_ms = self.now_ms
         self.audience.faults = False
         for sent in self.clients.sent.values():
             self.audience.come(sent.event.account_id, sent.event.reply_id)
