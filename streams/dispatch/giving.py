@@ -9,6 +9,8 @@
    run alone among its like (`placement`, rule 2): it lets others pass, and is looked at again in the next round.
 """
 
+from collections.abc import Collection, Mapping
+
 from streams.dispatch.placement import ISOLATED_FROM, choose, is_fresh, slots_left
 from streams.dispatch.pool import Request, Worker
 from streams.dispatch.round import Round
@@ -19,35 +21,35 @@ def place(round_: Round) -> None:
     """Give what can be given."""
     if not round_.queue.waiting:
         return
-    for model in sorted({worker.registered.model for worker in _able(round_) if slots_left(worker)}):
-        apart: list[Request] = []
-        while (found := _next(round_, model)) is not None:
-            request, aged = found
-            had_it = round_.affinity.get(request.admitted.conversation_id)
-            worker = choose(_able(round_), request, had_it, round_.last_inbox, round_.limits)
-            if worker is not None:
-                round_.give(request, worker)
-                round_.unaged = 0 if aged else round_.unaged + 1
-            elif request.progress.lost >= ISOLATED_FROM:
-                round_.queue.step_aside(request)
-                apart.append(request)
-            else:
-                break
-        for request in apart:
-            round_.queue.step_back(request)
-
-
-def _able(round_: Round) -> list[Worker]:
-    """Workers that are there and take something."""
-    return [
-        worker
-        for worker in round_.workers.values()
+    able = {
+        inbox: worker
+        for inbox, worker in round_.workers.items()
         if not worker.draining and is_fresh(worker, round_.flow_ms, round_.limits)
-    ]
+    }
+    for model in sorted({worker.registered.model for worker in able.values() if slots_left(worker)}):
+        _place(round_, model, {inbox: worker for inbox, worker in able.items() if worker.registered.model == model})
 
 
-def _next(round_: Round, model: str) -> tuple[Request, bool] | None:
-    """The request to be served next, and whether it is for its age."""
+def _place(round_: Round, model: str, able: dict[int, Worker]) -> None:
+    apart: list[Request] = []
+    while (found := _next(round_, model, able)) is not None:
+        request, aged = found
+        had_it = round_.affinity.get(request.admitted.conversation_id)
+        worker = choose(list(able.values()), request, had_it, round_.last_inbox, round_.limits)
+        if worker is not None:
+            able[worker.registered.inbox] = round_.give(request, worker)
+            round_.unaged = 0 if aged else round_.unaged + 1
+        elif request.progress.lost >= ISOLATED_FROM:
+            round_.queue.step_aside(request)
+            apart.append(request)
+        else:
+            break
+    for request in apart:
+        round_.queue.step_back(request)
+
+
+def _next(round_: Round, model: str, able: Mapping[int, Worker]) -> tuple[Request, bool] | None:
+    """The request to be served next, and whether it is for its age. `able`: workers of the model that are there."""
     lines = list(round_.queue.of(model))
     if round_.limits.queueing == "fifo":
         places = [place for _, line in lines if (place := line.oldest()) is not None]
@@ -60,17 +62,16 @@ def _next(round_: Round, model: str) -> tuple[Request, bool] | None:
                 return request, True
     for priority, line in lines:
         head = line.head()
-        if head is not None and (priority == "paid" or _is_spare(round_, model)):
+        if head is not None and (priority == "paid" or _is_spare(round_, model, able.values())):
             return round_.requests[head[1]], False
     return None
 
 
-def _is_spare(round_: Round, model: str) -> bool:
+def _is_spare(round_: Round, model: str, able: Collection[Worker]) -> bool:
     """Whether more is left than what is kept for paid traffic."""
     has = capacity(round_, model)
     if not has.reserved:
         return True
-    able = [worker for worker in _able(round_) if worker.registered.model == model]
     kv_tokens_left = sum(worker.registered.kv_tokens - worker.held_tokens for worker in able)
     kept = has.kv_tokens * has.reserved / has.slots
     return sum(map(slots_left, able)) > has.reserved and (not has.kv_tokens or kv_tokens_left > kept)

@@ -133,14 +133,14 @@ class Round:
             self.paid_rates[admitted.model] = one_more(self.paid_rates.get(admitted.model), self.flow_ms)
         self.queue.wait(request)
 
-    def give(self, request: Request, worker: Worker) -> None:
-        """The worker gets the request, which waits."""
+    def give(self, request: Request, worker: Worker) -> Worker:
+        """The worker gets the request, which waits. The worker afterwards."""
         inbox, tokens = worker.registered.inbox, tokens_needed(worker, request)
         progress = replace(request.progress, phase="given", inbox=inbox, epoch=worker.epoch, kv_tokens=tokens)
         request = replace(request, progress=progress, given_flow_ms=self.flow_ms)
         self._save(request)
         self.queue.given(request)
-        self.workers[inbox] = replace(
+        after = replace(
             worker,
             held=worker.held + 1,
             held_tokens=worker.held_tokens + tokens,
@@ -149,9 +149,11 @@ class Round:
             free_tokens=worker.free_tokens - tokens,
             fresh=worker.fresh.union(request.blocks),
         )
+        self.put(after)
         self.last_inbox = inbox
         self.affinity.put(request.admitted.conversation_id, inbox)
         self.outbox.to_inbox(request, events.requested(request))
+        return after
 
     def cancel(self, request: Request) -> None:
         """A request that runs: its worker stops it; it is never given again."""
@@ -223,7 +225,7 @@ class Round:
         worker = self.workers.get(progress.inbox)
         if worker is None or worker.epoch != progress.epoch:
             return
-        self.workers[progress.inbox] = replace(
+        after = replace(
             worker,
             held=worker.held - 1,
             held_tokens=worker.held_tokens - progress.kv_tokens,
@@ -231,6 +233,7 @@ class Round:
             free_slots=min(worker.registered.slots, worker.free_slots + 1),
             free_tokens=min(worker.registered.kv_tokens, worker.free_tokens + progress.kv_tokens),
         )
+        self.put(after)
 
     # --- workers -----------------------------------------------------------------------------------------------
 
@@ -249,9 +252,14 @@ class Round:
         )
         self.keep(worker)
 
-    def keep(self, worker: Worker) -> None:
-        """A worker's state changed in a way that must outlive us."""
+    def put(self, worker: Worker) -> None:
+        """A worker's state changed."""
         self.workers[worker.registered.inbox] = worker
+        self.capacities.clear()
+
+    def keep(self, worker: Worker) -> None:
+        """The same, in a way that must outlive us."""
+        self.put(worker)
         self.outbox.states[worker_key(self.name, worker.registered.inbox)] = worker_value(worker)
 
     def held_by(self, worker: Worker) -> list[Request]:

@@ -62,8 +62,6 @@ TOLD = {"handed_back": "handed_over", "": "handed_over"}
 
 def take(round_: Round, envelope: Envelope[Event], offset: int, models: Mapping[str, Model]) -> None:
     """One record of the pool; other events than those of requests and workers change nothing."""
-    if not isinstance(envelope.event, GenerationAdmitted):
-        round_.capacities.clear()
     match envelope.event:
         case GenerationAdmitted() as event:
             _admitted(round_, event, offset, envelope, models)
@@ -151,7 +149,7 @@ def _finished(round_: Round, event: GenerationFinished) -> None:
         returned=event.reason != STALLED,
         stalled=event.reason == STALLED,
     )
-    round_.workers[event.inbox] = replace(round_.workers[event.inbox], closed=True)
+    round_.put(replace(round_.workers[event.inbox], closed=True))
 
 
 def _registered(round_: Round, event: WorkerRegistered, epoch: int) -> None:
@@ -196,7 +194,7 @@ def _leased(round_: Round, event: WorkerLeased) -> None:
         fresh=frozenset(),
     )
     if worker.alive:
-        round_.workers[event.inbox] = renewed
+        round_.put(renewed)
     else:
         round_.keep(renewed)
 

@@ -111,7 +111,6 @@ def _smaller(round_: Round, event: GenerationAdmitted, models: Mapping[str, Mode
 def observe(round_: Round, models: Mapping[str, Model]) -> None:
     """After everything else of a round: the stages follow the load, and the load is told, also of idle models."""
     changed = False
-    round_.capacities.clear()
     served = sorted(round_.models() | {model.name for model in models.values() if model.pool == round_.name})
     for model in served:
         before = [_level(round_, model, priority) for priority in PRIORITIES]

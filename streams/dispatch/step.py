@@ -115,10 +115,11 @@ def decide(
             rounds[name] = Round(pool, limits, now_ms, flow_ms)
         return rounds[name]
 
+    named = {getattr(arrived.envelope.event, "pool", None) for arrived in batch}
     for name, pool in shard.pools.items():
         if shard.resend:
             round_of(name).write_again()
-        elif not rules.quiet(pool, limits, now_ms, flow_ms):
+        elif name not in named and not rules.quiet(pool, limits, now_ms, flow_ms):
             round_of(name)
     for mark in sorted(shard.written):
         round_of(mark[0]).confirm(mark)
