@@ -110,7 +110,7 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
     snapshot = _snapshot(folder) if folder.supervisor_pid() is not None else None
     parts = snapshot["parts"] if snapshot else []
     if as_json:
-        members = ("name", "kind", "pid", "state", "address", "lag", "detail", "restarts")
+        members = ("name", "kind", "pid", "state", "address", "lag", "detail", "restarts", "metrics")
         typer.echo(json.dumps({"parts": [{member: part.get(member) for member in members} for part in parts]}))
     elif snapshot is None:
         typer.echo(f"Nothing runs on {folder.path}.")

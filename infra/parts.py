@@ -48,6 +48,8 @@ class Part:
     log: Path
     probe: Probe
     address: str | None = None
+    metrics: str | None = None
+    """Where it serves Prometheus metrics, if it does."""
     env: Mapping[str, str] = field(default_factory=dict)
     status_file: Path | None = None
     """Written by the part about once a second; the watchdog reads its age. None: no watchdog."""
@@ -67,3 +69,4 @@ class PartReport:
     lag: int | None
     detail: str = ""
     restarts: int = 0
+    metrics: str | None = None

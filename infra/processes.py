@@ -14,17 +14,22 @@ from infra.worker_plan import PlannedWorker
 
 STREAM_ROLES = ("turns", "dispatch", "settlement", "demand")
 PROJECTION_ROLES = ("buffer", "views")
-MODEL_START_TIMEOUT_S = 180.0
+MODEL_START_TIMEOUT_S = 900.0
+"""Loading a large model onto GPUs takes minutes; one that cannot be loaded ends by itself."""
 START_TIMEOUT_S = 90.0
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """How many of each process run; ``streams`` counts turns and dispatch, which share work by partition."""
+    """How many of each process run; ``streams`` counts turns and dispatch, which share work by partition.
+
+    ``metrics``: each process serves them, on a free port.
+    """
 
     streams: int
     workers: tuple[PlannedWorker, ...]
     api: int
+    metrics: bool = False
 
 
 def process_parts(
@@ -33,15 +38,16 @@ def process_parts(
     """All of Turnlog's processes, api last. API processes share a port; several have one of their own beside."""
     counts = {"turns": replicas.streams, "dispatch": replicas.streams}
     streams = [
-        _part(folder, f"streams-{role}-{number}", "streams", ("streams", role), env)
+        _part(folder, f"streams-{role}-{number}", "streams", ("streams", role), env, metrics=replicas.metrics)
         for role in STREAM_ROLES
         for number in range(counts.get(role, 1))
     ]
     projections = [
-        _part(folder, f"projections-{role}-0", "projections", ("projections", role), env) for role in PROJECTION_ROLES
+        _part(folder, f"projections-{role}-0", "projections", ("projections", role), env, metrics=replicas.metrics)
+        for role in PROJECTION_ROLES
     ]
     workers = [
-        _part(folder, worker.name, "worker", ("inference_workers",), {**env, **worker.env()})
+        _part(folder, worker.name, "worker", ("inference_workers",), {**env, **worker.env()}, metrics=replicas.metrics)
         for worker in replicas.workers
     ]
     own_ports = [free_port() for _ in range(replicas.api)] if replicas.api > 1 else [None]
@@ -52,7 +58,10 @@ def process_parts(
 STAGES: Mapping[Kind, Stage] = {"streams": Stage.READERS, "projections": Stage.READERS, "worker": Stage.WORKERS}
 
 
-def _part(folder: DataFolder, name: str, kind: Kind, module: tuple[str, ...], env: Mapping[str, str]) -> Part:
+def _part(
+    folder: DataFolder, name: str, kind: Kind, module: tuple[str, ...], env: Mapping[str, str], *, metrics: bool
+) -> Part:
+    port = free_port() if metrics else 0
     status = folder.run / f"{name}.status.json"
     replica = name.rpartition("-")[2]
     return Part(
@@ -62,7 +71,13 @@ def _part(folder: DataFolder, name: str, kind: Kind, module: tuple[str, ...], en
         command=(sys.executable, "-m", *module),
         log=folder.log(name),
         probe=status_file(status),
-        env={"TURNLOG_REPLICA": replica, **env, "TURNLOG_STATUS_FILE": str(status)},
+        metrics=f"http://127.0.0.1:{port}/metrics" if port else None,
+        env={
+            "TURNLOG_REPLICA": replica,
+            **env,
+            "TURNLOG_STATUS_FILE": str(status),
+            **({"TURNLOG_METRICS_PORT": str(port), "TURNLOG_METRICS_HOST": "127.0.0.1"} if port else {}),
+        },
         status_file=status,
         start_timeout_s=MODEL_START_TIMEOUT_S if kind == "worker" else START_TIMEOUT_S,
     )

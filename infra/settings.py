@@ -66,6 +66,8 @@ class StackSettings(BaseSettings):
     api_processes: int = Field(default=1, ge=1, le=16)
     streams: int = Field(default=1, ge=1, le=8)
     """Instances of turns and of dispatch."""
+    metrics: bool = False
+    """Whether each part serves Prometheus metrics, on a free port that `turnlog status --json` names."""
     secret: str | None = Field(default=None, min_length=16)
 
     watchdog_s: float = Field(default=60.0, gt=0)

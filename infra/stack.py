@@ -193,7 +193,7 @@ def _environment(settings: StackSettings, folder: DataFolder, servers: Servers) 
 
 
 def _processes(settings: StackSettings, folder: DataFolder, env: dict[str, str], api_port: int) -> list[Part]:
-    replicas = Replicas(settings.streams, settings.planned, settings.api_processes)
+    replicas = Replicas(settings.streams, settings.planned, settings.api_processes, settings.metrics)
     return process_parts(folder, replicas, env, settings.api_host, api_port)
 
 

@@ -68,6 +68,7 @@ class _Running:
             lag=self.health.lag,
             detail=self.health.detail,
             restarts=self.restarts.total,
+            metrics=self.part.metrics,
         )
 
 

@@ -96,6 +96,21 @@ def test_the_parts_of_a_stack_are_told_so(tmp_path: Path, monkeypatch: pytest.Mo
     }
 
 
+def test_parts_serve_metrics_each_on_a_port_of_its_own_where_that_is_asked_for(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.prepare()
+    planned = StackSettings(data=tmp_path, workers="2").planned
+    told = {
+        part.name: (part.metrics, part.env["TURNLOG_METRICS_PORT"])
+        for part in process_parts(folder, Replicas(2, planned, 1, metrics=True), {}, "127.0.0.1", 1)
+        if part.kind != "api"
+    }
+    assert len({port for _, port in told.values()}) == len(told) > 1
+    assert all(url == f"http://127.0.0.1:{port}/metrics" for url, port in told.values())
+    silent = process_parts(folder, Replicas(1, planned, 1), {}, "127.0.0.1", 1)
+    assert not any(part.metrics or "TURNLOG_METRICS_PORT" in part.env for part in silent)
+
+
 def test_models_that_cannot_be_read_are_named_where_workers_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNLOG_MODELS", "nonsense")
     with pytest.raises(ValueError, match="TURNLOG_MODELS"):
