@@ -1,8 +1,11 @@
 """`python -m inference_workers`: one worker, for one replica of one model."""
 
 import asyncio
+import contextlib
 import gc
 import sys
+import threading
+from collections.abc import Iterator
 
 import structlog
 import uvloop
@@ -15,6 +18,8 @@ from inference_workers.registry import check, make
 from inference_workers.settings import WorkerSettings
 from inference_workers.worker import Exit, Worker
 from schemas.ids import instance_id
+from schemas.topics import inference
+from schemas.values import PRIORITIES
 from streams.log.kafka import KafkaLog
 from streams.log.process import FAILED, Process, main
 from streams.log.steps import Fenced
@@ -22,6 +27,7 @@ from streams.log.steps import Fenced
 logger = structlog.get_logger("inference_workers")
 
 SHUTDOWN_S = 1.0
+STARTING_EVERY_S = 5.0
 
 
 def serve(settings: WorkerSettings, process: Process) -> None:
@@ -45,16 +51,19 @@ def serve(settings: WorkerSettings, process: Process) -> None:
 
 
 async def _serve(settings: WorkerSettings, process: Process) -> Exit:
+    log = KafkaLog(settings.kafka_bootstrap, settings.namespace, f"worker-{settings.pool}-{settings.replica}")
+    inboxes = log.partitions(inference(settings.pool, PRIORITIES[0]).name)
+    if settings.replica >= inboxes:
+        raise ValueError(f"TURNLOG_REPLICA is {settings.replica}, and the pool {settings.pool} has {inboxes} inboxes")
     engine = make(settings)
-    process.starting(f"starting the engine {settings.engine}")
-    await engine.start()
+    with starting(process, f"starting the engine {settings.engine}"):
+        await engine.start()
     metrics = EngineMetrics(settings.pool, engine.info().model, REGISTRY)
 
     def heartbeat(detail: str) -> None:
         process.turned(detail=detail)
         metrics.take(asdict(engine.stats()))
 
-    log = KafkaLog(settings.kafka_bootstrap, settings.namespace, f"worker-{settings.pool}-{settings.replica}")
     worker = Worker(
         log=log,
         engine=engine,
@@ -71,6 +80,25 @@ async def _serve(settings: WorkerSettings, process: Process) -> Exit:
     finally:
         await engine.shutdown(SHUTDOWN_S)
         await asyncio.to_thread(log.close)
+
+
+@contextlib.contextmanager
+def starting(process: Process, detail: str) -> Iterator[None]:
+    """Say every few seconds that it is starting: loading a model takes minutes, and may hold the event loop."""
+    done = threading.Event()
+
+    def say() -> None:
+        while not done.wait(STARTING_EVERY_S):
+            process.starting(detail)
+
+    process.starting(detail)
+    saying = threading.Thread(target=say, name="starting", daemon=True)
+    saying.start()
+    try:
+        yield
+    finally:
+        done.set()
+        saying.join()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from pydantic_settings import NoDecode
 from inference_workers.outcomes import Patience
 from inference_workers.policy import Policy
 from schemas.models import DEFAULT_MODELS, Model, find, parse_models
-from schemas.topics import INBOXES
 from streams.log.process import ProcessSettings
 
 EngineName = Literal["llama_cpp", "scripted", "simulated", "tensorrt_llm", "openai_compatible"]
@@ -17,7 +16,7 @@ EngineName = Literal["llama_cpp", "scripted", "simulated", "tensorrt_llm", "open
 class WorkerSettings(ProcessSettings):
     """Settings of one worker. `TURNLOG_REPLICA` is its ordinal in the pool: its inbox."""
 
-    replica: int = Field(default=0, ge=0, lt=INBOXES)
+    replica: int = Field(default=0, ge=0, lt=1024)
     engine: EngineName = "llama_cpp"
     pool: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
     models: Annotated[tuple[Model, ...], NoDecode] = DEFAULT_MODELS

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from deployment import Deployment
 
+from inference_workers import __main__ as worker_main
 from schemas.codec import decode
 from schemas.events import (
     CancellationRequested,
@@ -28,6 +30,8 @@ from schemas.topics import inference
 from schemas.values import PromptMessage, Sampling
 from streams.log.kafka import KafkaLog
 from streams.log.log import END
+from streams.log.process import Process
+from streams.log.status import StatusFile
 from streams.log.steps import Output, Partition
 
 pytestmark = pytest.mark.servers
@@ -171,3 +175,29 @@ def test_an_engine_that_cannot_be_used_is_one_clear_sentence(provisioned: Deploy
     assert done.returncode == 1
     assert "there is no model file at" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_ordinal_without_an_inbox_is_refused_before_the_model_is_loaded(provisioned: Deployment) -> None:
+    environment = {**os.environ, **provisioned.environment(), "TURNLOG_REPLICA": "900", "TURNLOG_ENGINE": "llama_cpp"}
+    done = subprocess.run(
+        [sys.executable, "-m", "inference_workers"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "TURNLOG_REPLICA is 900, and the pool default has 16 inboxes" in done.stdout + done.stderr
+
+
+def test_a_worker_that_loads_for_long_says_so_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_main, "STARTING_EVERY_S", 0.01)
+    status = tmp_path / "status.json"
+    process = Process("worker", StatusFile(status), threading.Event())
+    with worker_main.starting(process, "loading"):
+        first = json.loads(status.read_text())["at_ms"]
+        deadline = time.monotonic() + WITHIN_S
+        while json.loads(status.read_text())["at_ms"] == first:
+            assert time.monotonic() < deadline
+    assert json.loads(status.read_text())["state"] == "starting"
