@@ -69,11 +69,11 @@ class DispatchSettings(StreamSettings):
     attempts_max: int = Field(default=3, ge=1, le=100)
     queue_max: int = Field(default=10_000, ge=1)
     queue_chars_max: int = Field(default=256_000_000, ge=1_000_000)
+    account_waiting_max: int = Field(default=1_000, ge=1)
+    """Waiting requests of one account in a pool; one more is refused."""
     ageing_s: float = Field(default=30.0, gt=0)
     """A request that waited so long takes part in the share of the aged."""
     ageing_share: int = Field(default=8, ge=1)
-    account_waiting_max: int = Field(default=1_000, ge=1)
-    """Waiting requests of one account in a pool; one more is refused."""
     """One placement in so many goes to the aged request that waits longest."""
     account_running_max_free: int = Field(default=16, ge=1)
     """Generations that one account of this tier has at a time in a pool; more wait."""
@@ -115,10 +115,10 @@ class DispatchSettings(StreamSettings):
             attempts_max=self.attempts_max,
             queue_max=self.queue_max,
             queue_chars_max=self.queue_chars_max,
+            account_waiting_max=self.account_waiting_max,
             ageing_ms=round(self.ageing_s * 1000),
             ageing_share=self.ageing_share,
             running_max_free=self.account_running_max_free,
-            account_waiting_max=self.account_waiting_max,
             running_max_paid=self.account_running_max_paid,
             inboxes=inboxes,
             placement=self.placement,

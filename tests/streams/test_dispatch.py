@@ -18,7 +18,7 @@ from schemas.events import (
     GenerationRevoked,
     NoticeGiven,
 )
-from schemas.values import Notice, PromptMessage, Sampling
+from schemas.values import Notice, PromptMessage, Sampling, Usage
 from streams.dispatch.limits import Limits
 from streams.dispatch.lines import Line
 from streams.dispatch.pool import Pool
@@ -512,11 +512,25 @@ def test_a_decision_that_was_not_taken_over_leaves_no_trace() -> None:
 
 HAPPENINGS = st.lists(
     st.one_of(
-        st.builds(admitted, st.integers(0, 9), tier=st.sampled_from(["free", "paid"])),
+        st.builds(
+            admitted,
+            st.integers(0, 9),
+            tier=st.sampled_from(["free", "paid"]),
+            account_id=st.sampled_from("abc"),
+            deadline_at_ms=st.sampled_from([NOW + 4_000, NOW + 900_000]),
+        ),
         st.builds(gen_cancelled, st.integers(0, 9)),
         st.builds(gen_declined, st.integers(0, 9), admitted=st.booleans()),
-        st.builds(registered, st.integers(0, 1), slots=st.integers(1, 3)),
-        st.builds(leased, st.integers(0, 1), epoch=st.integers(0, 4), free_slots=st.integers(0, 3)),
+        st.builds(
+            registered, st.integers(0, 1), slots=st.integers(1, 3), kv_tokens=st.sampled_from([0, 150, 250, 1_000])
+        ),
+        st.builds(
+            leased,
+            st.integers(0, 1),
+            epoch=st.integers(0, 4),
+            free_slots=st.integers(0, 3),
+            free_kv_tokens=st.sampled_from([0, 200, 1_000]),
+        ),
         st.builds(released, st.integers(0, 1), epoch=st.integers(0, 4)),
         st.builds(
             finished,
@@ -525,6 +539,8 @@ HAPPENINGS = st.lists(
             inbox=st.integers(0, 1),
             epoch=st.integers(0, 4),
             returned=st.booleans(),
+            reason=st.sampled_from(["", "engine_stalled", "engine_dead", "engine_stuck"]),
+            usage=st.sampled_from([None, Usage(input_tokens=10, output_tokens=5)]),
         ),
         st.just("time"),
         st.just("restart"),
@@ -537,7 +553,7 @@ HAPPENINGS = st.lists(
 @settings(deadline=None)
 @given(HAPPENINGS)
 def test_whatever_happens_nobody_is_given_twice_and_the_books_are_right(happenings: list[Event | str]) -> None:
-    drive = driver()
+    drive = driver(running_max_free=1, running_max_paid=2, ageing_ms=1_000, ageing_share=2)
     admitted_before: set[str] = set()
     for happening in happenings:
         match happening:
