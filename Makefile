@@ -3,7 +3,8 @@
 # make test     setup, then all tests, on real servers
 # make check    lint, types, import contracts, and the tests that need no servers: under 2 minutes
 # make kills    the long run of kills: six minutes, two instances of turns and of dispatch
-# make chaos    random kills and pauses of every part and server, minutes to hours: make chaos KILLS=200 SEED=7
+# make chaos    random kills and pauses of every part and server, minutes to hours: make chaos KILLS=200 SEED=7;
+#               workers alone, with replies that hang and crash them: make chaos CHAOS="--only worker --workers 3 --minutes 10"
 # make bench    the benchmarks
 # make format   format and fix what can be fixed
 # make lock     resolve the Python packages again

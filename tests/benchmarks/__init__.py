@@ -14,6 +14,7 @@ BENCHMARKS: tuple[str, ...] = (
     "readers",
     "resume_storm",
     "recovery",
+    "failover",
     "dispatch_decisions",
     "llama_worker",
     "batching",

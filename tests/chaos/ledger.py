@@ -3,9 +3,14 @@
 Written by the traffic, read by the checker.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tests.simulation.frames import Read
+
+Fault = Literal["", "hangs", "crashes"]
+"""What the engine does in the middle of a reply, where it was told to: nothing, falls silent, kills its worker."""
 
 
 @dataclass
@@ -14,6 +19,7 @@ class Asked:
 
     client_id: str
     words: int
+    fault: Fault = ""
     reply_ids: list[str] = field(default_factory=list)
     message_id: str | None = None
     conversation_id: str = ""
@@ -26,6 +32,8 @@ class Reading:
     """A reader and what it was told besides frames."""
 
     read: Read
+    arrived_s: list[float] = field(default_factory=list)
+    """When each of its frames came, on the run's clock."""
     task_done: bool = False
     connections: int = 0
     waited_s: float = 0.0
@@ -50,3 +58,15 @@ class Ledger:
     def answered(self) -> list[Asked]:
         """What was accepted."""
         return [asked for asked in self.asked if asked.reply_ids]
+
+
+def joined(ledgers: Iterable[Ledger]) -> Ledger:
+    """Those of several accounts as one."""
+    all_ = Ledger()
+    for ledger in ledgers:
+        all_.asked += ledger.asked
+        all_.readings += ledger.readings
+        all_.ended_s |= ledger.ended_s
+        all_.surprises += ledger.surprises
+        all_.flushed |= ledger.flushed
+    return all_

@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 
-from tests.chaos.ledger import Asked, Ledger, Reading
+from tests.chaos.ledger import Asked, Fault, Ledger, Reading
+from tests.chaos.scripts import Wishes
 from tests.simulation.frames import Read, end_of, parsed
 
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -32,11 +33,12 @@ class Unanswered(AssertionError):
 
 
 class Traffic:
-    """All clients of a run. One event loop."""
+    """All clients of an account. One event loop."""
 
-    def __init__(self, addresses: list[str], api_key: str, rng: random.Random) -> None:
+    def __init__(self, addresses: list[str], api_key: str, rng: random.Random, wishes: Wishes) -> None:
         self.ledger = Ledger()
         self._rng = rng
+        self._wishes = wishes
         self._addresses = addresses
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {api_key}"},
@@ -52,6 +54,15 @@ class Traffic:
             task.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
         await self._http.aclose()
+
+    async def is_known(self, within_s: float) -> None:
+        """Returns when every API process knows the account."""
+        deadline = time.monotonic() + within_s
+        for url in self._addresses:
+            while (await self._http.get(f"{url}/v1/conversations")).status_code == httpx.codes.UNAUTHORIZED:
+                if time.monotonic() > deadline:
+                    raise Unanswered(f"{url} does not know the account")
+                await asyncio.sleep(PAUSE_S)
 
     async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         """An answer, from any API process, however long it takes within `PATIENCE_S`."""
@@ -107,15 +118,11 @@ class Traffic:
                     await self.regenerate(asked)
             await asyncio.sleep(self._rng.uniform(0.3, 1.7) * pace_s)
 
-    async def send(self, conversation_id: str = "", *, words: int | None = None, every_ms: int | None = None) -> Asked:
+    async def send(self, conversation_id: str = "", script: dict[str, Any] | None = None) -> Asked:
         """A message, with its readers."""
-        words = self._rng.choice((1, 5, 40, 120, 250)) if words is None else words
-        every_ms = self._rng.choice((1, 10, 30)) if every_ms is None else every_ms
-        asked = self._new(words)
-        body: dict[str, Any] = {
-            "client_message_id": asked.client_id,
-            "content": json.dumps({"chunks": words, "every_ms": every_ms}),
-        }
+        chosen, fault = self._wishes.draw(self._rng) if script is None else (script, "")
+        asked = self._new(chosen["chunks"], fault)
+        body: dict[str, Any] = {"client_message_id": asked.client_id, "content": json.dumps(chosen)}
         if conversation_id:
             body["conversation_id"] = conversation_id
         times = self._rng.choices((1, 2, 50), (60, 20, 1))[0]
@@ -125,7 +132,7 @@ class Traffic:
 
     async def regenerate(self, old: Asked) -> None:
         """Another reply to the same message."""
-        asked = self._new(old.words)
+        asked = self._new(old.words, old.fault)
         await self._ask(asked, f"/v1/messages/{old.reply_ids[0]}/regenerate", {"client_message_id": asked.client_id})
         self.follow(asked.reply_ids[0], 1)
 
@@ -134,9 +141,9 @@ class Traffic:
         answer = await self.call("POST", f"/v1/messages/{asked.reply_ids[0]}/cancel")
         asked.cancelled = answer.status_code == 202
 
-    def _new(self, words: int) -> Asked:
+    def _new(self, words: int, fault: Fault) -> Asked:
         self._count += 1
-        asked = Asked(f"ask {self._count}", words)
+        asked = Asked(f"ask {self._count}", words, fault)
         self.ledger.asked.append(asked)
         return asked
 
@@ -216,9 +223,10 @@ class Traffic:
                     raise AssertionError(f"{url} is answered with {answer.status_code}: {text}")
                 await asyncio.sleep(PAUSE_S)
             else:
-                await self._take(read, answer, cut_after)
+                await self._take(reading, answer, cut_after)
 
-    async def _take(self, read: Read, answer: httpx.Response, cut_after: int | None) -> None:
+    async def _take(self, reading: Reading, answer: httpx.Response, cut_after: int | None) -> None:
+        read = reading.read
         buffer, got = b"", 0
         async for chunk in answer.aiter_raw():
             if cut_after is not None:
@@ -229,6 +237,7 @@ class Traffic:
             for frame in whole:
                 lines = [line for line in frame.split(b"\n") if not line.startswith((b":", b"retry:"))]
                 read.frames.append(b"\n".join(lines) + b"\n\n")
+                reading.arrived_s.append(time.monotonic())
             if (cut_after is not None and got >= cut_after) or end_of(read.frames) is not None:
                 return
 

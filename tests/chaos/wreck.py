@@ -1,5 +1,5 @@
-"""Kills and pauses of the parts of a running stack, by a seed. A part is killed with SIGKILL, or stopped for 1 to 20 s;
-Redis is also flushed."""
+"""Kills and pauses of the parts of a running stack, by a seed. A part is killed with SIGKILL, or stopped for 1 to 20 s,
+or told to drain (SIGTERM); Redis is also flushed."""
 
 import asyncio
 import json
@@ -8,15 +8,39 @@ import random
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 PAUSE_S = (1.0, 20.0)
 FLUSH = "flush"
 WEIGHTS = {"kafka": 2, "redis": 3, "clickhouse": 2, "worker": 4, "api": 3, "projections-buffer": 5, "streams-demand": 0}
 """How often parts are struck, by the beginning of their names; others 3."""
+
+How = Literal["killed", "stopped", "drained", "flushed"]
+
+
+@dataclass(frozen=True)
+class Strike:
+    """What was done to a part, and when: of the monotonic clock, and of the wall clock, as the log has it."""
+
+    name: str
+    how: How
+    at_s: float
+    at_ms: int
+
+
+@dataclass(frozen=True)
+class Arms:
+    """Which parts are struck, and which shares of the strikes stop or drain; the others kill."""
+
+    only: str = ""
+    """Only parts whose names begin so."""
+    stops: float = 0.35
+    drains: float = 0.0
 
 
 class Stack:
@@ -60,23 +84,32 @@ class Stack:
 
 
 class Wrecker:
-    """Strikes at random, and `note` hears of each; `only` parts whose names begin so."""
+    """Strikes at random, and `note` hears of each."""
 
-    def __init__(self, stack: Stack, rng: random.Random, note: Callable[[str], None], only: str = "") -> None:
+    def __init__(self, stack: Stack, rng: random.Random, note: Callable[[str], None], arms: Arms) -> None:
         self._stack = stack
         self._rng = rng
         self._note = note
-        self._only = only
+        self._arms = arms
         self._paused: dict[int, float] = {}
-        self.struck: dict[str, int] = {}
-        self.flushed = False
+        self.strikes: list[Strike] = []
 
-    async def wreck(self, kills: int, every_s: float) -> None:
-        """All of them."""
-        done = 0
-        while done < kills:
-            await self._until(time.monotonic() + self._rng.uniform(0.2, 1.8) * every_s)
-            done += self._strike(done + 1)
+    @property
+    def struck(self) -> Counter[str]:
+        """How often each part was."""
+        return Counter(strike.name for strike in self.strikes)
+
+    @property
+    def flushed(self) -> bool:
+        """Whether Redis has lost something."""
+        return any(strike.how == "flushed" for strike in self.strikes)
+
+    async def wreck(self, kills: int | None, every_s: float, within_s: float | None = None) -> None:
+        """So many strikes, or as many as fit into the time."""
+        over_s = time.monotonic() + (float("inf") if within_s is None else within_s)
+        while (kills is None or len(self.strikes) < kills) and time.monotonic() < over_s:
+            await self._until(min(over_s, time.monotonic() + self._rng.uniform(0.2, 1.8) * every_s))
+            self._strike(len(self.strikes) + 1)
 
     def calm(self) -> None:
         """Let everything go on."""
@@ -97,22 +130,27 @@ class Wrecker:
         except ProcessLookupError:
             return
 
-    def _strike(self, number: int) -> bool:
-        names = [name for name in (*self._stack.parts(), FLUSH) if name.startswith(self._only)]
+    def _strike(self, number: int) -> None:
+        names = [name for name in (*self._stack.parts(), FLUSH) if name.startswith(self._arms.only)]
         weights = [next((w for prefix, w in WEIGHTS.items() if name.startswith(prefix)), 3) for name in names]
         name = self._rng.choices(names, weights)[0]
+        at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
+        how, what = self._do(name)
+        if how is not None:
+            self.strikes.append(Strike(name, how, at_s, at_ms))
+            self._note(f"{number}: {name} {what}")
+
+    def _do(self, name: str) -> tuple[How | None, str]:
+        """What was done, None where nothing ran that it could be done to; and in words."""
         if name == FLUSH:
-            what, struck = "FLUSHALL", self._stack.flush_redis()
-            self.flushed = self.flushed or struck
-        elif self._rng.random() < 0.35:
+            return ("flushed" if self._stack.flush_redis() else None), "FLUSHALL"
+        chosen = self._rng.random()
+        if chosen < self._arms.stops:
             pause_s = self._rng.uniform(*PAUSE_S)
             pid = self._stack.signal(name, signal.SIGSTOP)
-            what, struck = f"stopped for {pause_s:.1f} s", pid is not None
             if pid is not None:
                 self._paused[pid] = time.monotonic() + pause_s
-        else:
-            what, struck = "killed", self._stack.signal(name, signal.SIGKILL) is not None
-        if struck:
-            self.struck[name] = self.struck.get(name, 0) + 1
-            self._note(f"{number}: {name} {what}")
-        return struck
+            return ("stopped" if pid is not None else None), f"stopped for {pause_s:.1f} s"
+        if chosen < self._arms.stops + self._arms.drains:
+            return ("drained" if self._stack.signal(name, signal.SIGTERM) else None), "told to drain"
+        return ("killed" if self._stack.signal(name, signal.SIGKILL) else None), "killed"

@@ -64,6 +64,11 @@ class Product:
     def close(self) -> None:
         self._turnlog("down", "--data", str(self.data))
 
+    def open_account(self, name: str, tier: str) -> str:
+        """A new account's key; API processes know it a moment later."""
+        made = self._turnlog("accounts", "create", name, "--tier", tier, "--json", "--data", str(self.data)).stdout
+        return str(json.loads(made)["api_key"])
+
     def parts(self) -> dict[str, dict[str, Any]]:
         """Each part of the stack by its name, as `turnlog status --json` gives it."""
         status = json.loads(self._turnlog("status", "--json", "--data", str(self.data)).stdout)

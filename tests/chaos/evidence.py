@@ -1,0 +1,137 @@
+"""What a stack says about its attempts outside of its API: the log, ClickHouse's views, dispatch's metrics."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from schemas.codec import decode
+from schemas.events import GenerationReset, WorkerRegistered
+from schemas.topics import TOKENS, WORKERS
+from streams.log.kafka.log import KafkaLog
+from streams.log.log import BEGINNING
+from streams.log.steps import Partition, Record
+from tests.chaos.wreck import Stack
+
+NAMESPACE = "turnlog"
+READ_S = 60.0
+VIEWS_S = 60.0
+COUNTED = "turnlog_dispatch_attempts_lost_total"
+RESETS = (b"GenerationReset", b"WorkerRegistered")
+QUERY = """
+SELECT s.reply_id AS reply_id, s.attempt AS attempt, s.void_numbers AS numbers, s.void_reasons AS reasons,
+    s.void_workers AS workers, m.attempts AS message_attempts, m.void_reasons AS message_reasons
+FROM generation_stats AS s LEFT JOIN messages AS m
+    ON m.account_id = s.account_id AND m.conversation_id = s.conversation_id AND m.message_id = s.reply_id
+FORMAT JSONEachRow
+"""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A reply as the views have it: `generation_stats`, and what `messages` says of the same."""
+
+    reply_id: str
+    attempt: int
+    numbers: tuple[int, ...]
+    reasons: tuple[str, ...]
+    workers: tuple[str, ...]
+    message_attempts: int
+    message_reasons: tuple[str, ...]
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """An attempt that the log voids."""
+
+    reason: str
+    at_ms: int
+
+
+class Life(msgspec.Struct, frozen=True):
+    """A worker process, from its registration to that of the next one in its inbox, if there is one."""
+
+    name: str
+    """Of the part."""
+    began_ms: int
+    over_ms: int | None
+
+
+class Logged(msgspec.Struct, frozen=True):
+    """What the log says."""
+
+    lost: dict[tuple[str, int], Lost]
+    """By reply and the attempt that began in place of it."""
+    lives: dict[str, Life]
+    """By the worker's instance."""
+
+
+def logged(stack: Stack) -> Logged:
+    """The resets and the workers' lives, of the whole log."""
+    lost: dict[tuple[str, int], Lost] = {}
+    registered: dict[int, list[tuple[str, int]]] = {}
+    for record in _records(stack, (TOKENS.name, WORKERS.name)):
+        match decode(record.value, record.headers).event:
+            case GenerationReset() as event:
+                lost.setdefault((event.reply_id, event.attempt), Lost(event.reason, record.timestamp_ms))
+            case WorkerRegistered() as event:
+                registered.setdefault(event.inbox, []).append((event.instance, record.timestamp_ms))
+            case _:
+                pass
+    lives: dict[str, Life] = {}
+    for inbox, those in registered.items():
+        for (instance, began_ms), following in zip(those, [*those[1:], None], strict=True):
+            lives[instance] = Life(f"worker-{inbox}", began_ms, following[1] if following else None)
+    return Logged(lost, lives)
+
+
+def _records(stack: Stack, topics: Sequence[str]) -> list[Record]:
+    """Those of the types that are looked for."""
+    log = KafkaLog(stack.parts()["kafka"]["address"], NAMESPACE, "chaos")
+    try:
+        partitions = [Partition(topic, number) for topic in topics for number in range(log.partitions(topic))]
+        reader = log.reader(partitions, BEGINNING)
+        ends, found = reader.ends(), []
+        deadline = time.monotonic() + READ_S
+        while any(reader.positions().get(one, 0) < end for one, end in ends.items()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the log cannot be read within {READ_S:.0f} s")
+            for record in reader.poll(0.2):
+                kind = dict(record.headers).get("ce_type") or b""
+                if any(name in kind for name in RESETS):
+                    found.append(record)
+        return found
+    finally:
+        log.close()
+
+
+def rows(stack: Stack, wanted: set[str]) -> dict[str, Row]:
+    """By reply, once the views have all that are wanted."""
+    deadline = time.monotonic() + VIEWS_S
+    while True:
+        url = f"{stack.parts()['clickhouse']['address']}/?database={NAMESPACE}&query={quote(QUERY)}"
+        lines = httpx.post(url, timeout=30.0).raise_for_status().text.splitlines()
+        found = {row.reply_id: row for row in (msgspec.json.decode(line, type=Row) for line in lines)}
+        if wanted <= found.keys() or time.monotonic() > deadline:
+            return found
+        time.sleep(0.5)
+
+
+def counted(stack: Stack) -> Counter[str]:
+    """Attempts that came to nothing, by reason, as the metrics of dispatch count them."""
+    counts: Counter[str] = Counter()
+    for name, part in stack.parts().items():
+        if name.startswith("streams-dispatch"):
+            for family in text_string_to_metric_families(httpx.get(part["metrics"], timeout=10.0).text):
+                for sample in family.samples:
+                    if sample.name == COUNTED:
+                        counts[sample.labels["reason"]] += round(sample.value)
+    return counts
+
+
+def shown(counts: Counter[str]) -> str:
+    """In one line."""
+    return json.dumps(dict(sorted(counts.items())))
