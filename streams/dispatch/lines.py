@@ -5,7 +5,8 @@ account has a tag, the amount of service that it has had; the lowest tag is serv
 
 1. An account that comes to wait begins at the virtual time, the tag of the last one served: what it did not use while
    it was away is not saved up. So the service of two accounts that always wait differs by one request at most.
-2. A request costs its prompt and its longest output when it is given, and what it did not use is given back at its end.
+2. A request costs its prompt and its longest output when it is given, and what it did not use is given back at its end:
+   all of it, where its attempt came to nothing.
 3. An account without room for another running generation is passed over, and comes back when it has some.
 4. The two heaps name accounts, by tag and by their oldest request. Each change of an account that has room pushes
    entries anew; an entry that does not tell its account's present state is dropped when it comes to the front, or when

@@ -194,8 +194,9 @@ class Round:
     def again(
         self, request: Request, reason: str, *, killed: str | None = None, returned: int = 0, stalled: int = 0
     ) -> None:
-        """An attempt is void: the request waits for its next one, at its old place."""
+        """An attempt is void, and cost nothing: the request waits for its next one, at its old place."""
         self.count("attempt", reason)
+        self.queue.used(request, 0)
         self._leave(request)
         before = request.progress
         progress = Progress(

@@ -215,6 +215,13 @@ def test_what_is_handed_back_goes_elsewhere_at_once_and_not_to_the_same_worker_b
     assert given_to(drive.take(leased())) == [("rep_1", 2)]
 
 
+def test_an_attempt_that_came_to_nothing_costs_its_account_nothing() -> None:
+    drive = driver()
+    drive.take(registered(0, slots=1), admitted(1, account_id="a"), admitted(2, account_id="b"))
+    drive.take(released(0))
+    assert given_to(drive.take(registered(1, slots=1))) == [("rep_1", 2)]
+
+
 def test_the_only_one_that_was_with_two_dying_workers_is_poison_and_parked() -> None:
     drive = driver()
     drive.take(registered(0, instance="a"), admitted(1), admitted(2))
