@@ -27,7 +27,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stalls_max: int = 2
     """Attempts in which the engine fell silent; then it ends as failed, `engine_stalled`."""
     returns_max: int = 20
-    """Attempts that workers handed back; then the same."""
+    """Attempts that workers handed back; then it ends as failed, `not_served`."""
     queue_max: int = 10_000
     """Waiting requests of a pool; one more is refused, `queue_full`."""
     queue_chars_max: int = 256_000_000

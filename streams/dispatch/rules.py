@@ -60,6 +60,15 @@ TOLD = {"handed_back": "handed_over", "": "handed_over"}
 """What readers are told where it is not the reason itself."""
 
 
+def not_served(reason: str) -> Failure:
+    """It was handed back too often."""
+    return Failure(
+        code="not_served",
+        detail=f"Workers handed this reply back again and again, the last time because of {reason}. Try again later.",
+        retry_after_s=60,
+    )
+
+
 def take(round_: Round, envelope: Envelope[Event], offset: int, models: Mapping[str, Model]) -> None:
     """One record of the pool; other events than those of requests and workers change nothing."""
     match envelope.event:
@@ -231,8 +240,10 @@ def _again(
         round_.end(request, "cancelled", None)
     elif progress.stalled + stalled >= limits.stalls_max:
         round_.end(request, "failed", ENGINE_STALLED)
-    elif lost >= limits.attempts_max or handed_back >= limits.returns_max:
+    elif lost >= limits.attempts_max:
         round_.end(request, "failed", WORKER_LOST)
+    elif handed_back >= limits.returns_max:
+        round_.end(request, "failed", not_served(reason))
     else:
         round_.again(request, reason, killed=killed, returned=int(returned), stalled=int(stalled))
 

@@ -14,9 +14,9 @@ from tests.simulation.frames import events_of
 from tests.simulation.promises import Refused, invariant, require
 
 ENDS = {
-    "": frozenset({"", "worker_lost", "poison", "high_demand"}),
-    "hangs": frozenset({"engine_stalled", "worker_lost", "poison", "high_demand"}),
-    "crashes": frozenset({"worker_lost", "poison", "high_demand"}),
+    "": frozenset({"", "worker_lost", "not_served", "poison", "high_demand"}),
+    "hangs": frozenset({"engine_stalled", "worker_lost", "not_served", "poison", "high_demand"}),
+    "crashes": frozenset({"worker_lost", "not_served", "poison", "high_demand"}),
 }
 """Codes that a reply may end with, by its fault; one that was cancelled, or echoed, has none."""
 DEATHS = frozenset({"worker_lost", "worker_replaced", "engine_dead", "engine_stuck"})
@@ -66,7 +66,8 @@ def a_failure_is_earned(message: dict[str, Any]) -> None:
     deaths = sum(reason in DEATHS or reason == UNKNOWN for reason in reasons)
     returns = sum(reason in RETURNS or reason == UNKNOWN for reason in reasons)
     stalls = sum(reason in ("engine_stalled", UNKNOWN) for reason in reasons)
-    earned = {"poison": deaths >= 1, "worker_lost": returns + 1 >= RETURNS_MAX or deaths >= 2, "engine_stalled": stalls}
+    earned = {"poison": deaths >= 1, "worker_lost": deaths >= 2, "not_served": returns + 1 >= RETURNS_MAX}
+    earned["engine_stalled"] = stalls
     require(earned.get(code or "", True), f"{message['id']} failed as {code} after {reasons}")
 
 

@@ -266,7 +266,7 @@ def test_returns_are_bounded_too() -> None:
     for attempt in range(1, 4):
         drive.take(finished(1, attempt=attempt, status=None, returned=True))
         drive.take(leased(renewal=attempt))
-    assert ends(drive) == [("rep_1", "failed", "worker_lost")]
+    assert ends(drive) == [("rep_1", "failed", "not_served")]
 
 
 @pytest.mark.parametrize("worker", [registered(99), registered(-1), registered(0, slots=0)])
