@@ -15,6 +15,8 @@ BENCHMARKS: tuple[str, ...] = (
     "resume_storm",
     "recovery",
     "failover",
+    "overload",
+    "goodput",
     "dispatch_decisions",
     "llama_worker",
     "batching",

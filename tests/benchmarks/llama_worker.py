@@ -43,8 +43,8 @@ from tests.benchmarks import report
 from tests.benchmarks.llama_cancels import ASKED, NAMES, cancels
 
 STREAMS = 8
-PROMPTS_EACH = 3
-TOKENS_EACH = 48
+PROMPTS_EACH = 2
+TOKENS_EACH = 128
 CONTEXT = 1024
 RATIO = 0.9
 CANCEL_S = 0.25
