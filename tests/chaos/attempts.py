@@ -66,8 +66,12 @@ def a_failure_is_earned(message: dict[str, Any]) -> None:
     deaths = sum(reason in DEATHS or reason == UNKNOWN for reason in reasons)
     returns = sum(reason in RETURNS or reason == UNKNOWN for reason in reasons)
     stalls = sum(reason in ("engine_stalled", UNKNOWN) for reason in reasons)
-    earned = {"poison": deaths >= 1, "worker_lost": deaths >= 2, "not_served": returns + 1 >= RETURNS_MAX}
-    earned["engine_stalled"] = stalls
+    earned = {
+        "poison": deaths >= 1,
+        "worker_lost": deaths >= 2,
+        "not_served": returns + 1 >= RETURNS_MAX,
+        "engine_stalled": stalls >= 1,
+    }
     require(earned.get(code or "", True), f"{message['id']} failed as {code} after {reasons}")
 
 
