@@ -7,6 +7,8 @@
    (`load`, rule 5).
 4. A request that finds no room holds up those behind it, so that a large one gets its turn; but not one that has to
    run alone among its like (`placement`, rule 2): it lets others pass, and is looked at again in the next round.
+5. So does one whose `reset` is not known to be in `tokens` yet: a worker's words for its next attempt would come before
+   it, and readers would never be told why.
 """
 
 from collections.abc import Collection, Mapping
@@ -34,6 +36,10 @@ def _place(round_: Round, model: str, able: dict[int, Worker]) -> None:
     apart: list[Request] = []
     while (found := _next(round_, model, able)) is not None:
         request, aged = found
+        if request.progress.unwritten:
+            round_.queue.step_aside(request)
+            apart.append(request)
+            continue
         had_it = round_.affinity.get(request.admitted.conversation_id)
         worker = choose(list(able.values()), request, had_it, round_.last_inbox, round_.limits)
         if worker is not None:

@@ -140,7 +140,12 @@ class Guard(NamedTuple):
 
 
 GUARDS = (
-    Guard("offset fence of the append", {f"{WORLD}.MemoryStore": BlindStore}, ("frames_belong_to_their_offsets",)),
+    Guard(
+        "offset fence of the append",
+        {f"{WORLD}.MemoryStore": BlindStore},
+        ("frames_belong_to_their_offsets",),
+        first=150,
+    ),
     Guard(
         "attempt fence of the fold",
         {"schemas.reply._owns": any_generation_owns},
@@ -166,7 +171,7 @@ GUARDS = (
         LOST_END,
     ),
     Guard(
-        "look with every heartbeat", {"api.following.Reader": BeatWithoutLook}, ("a_reader_sees_the_end",), first=110
+        "look with every heartbeat", {"api.following.Reader": BeatWithoutLook}, ("a_reader_sees_the_end",), first=200
     ),
     Guard(
         "owners only commit",

@@ -190,10 +190,10 @@ def test_a_renewal_revives_a_worker_that_was_not_superseded() -> None:
 def test_a_newer_registration_takes_the_inbox_and_the_older_one_is_not_heard_any_more() -> None:
     drive = driver()
     drive.take(registered(0), admitted(1))
-    taken = drive.take(registered(0, instance="newer"))
+    assert [event.epoch for event in of(drive.take(registered(0, instance="newer")), GenerationRevoked)] == [0]
+    taken = drive.take()
     assert given_to(taken) == [("rep_1", 2)]
     assert of(taken, GenerationRequested)[0].epoch == 1
-    assert [event.epoch for event in of(taken, GenerationRevoked)] == [0]
     assert drive.take(leased(epoch=0, free_slots=2), finished(1, attempt=1, epoch=0)) == []
     assert drive.take(finished(1, attempt=2, epoch=1)) == []
     assert drive.live_keys() == {"default/worker/0"}
@@ -203,9 +203,32 @@ def test_a_release_gives_its_requests_away_at_once_and_no_late_renewal_revives_i
     drive = driver()
     drive.take(registered(0), admitted(1))
     drive.take(registered(1, slots=1))
-    assert given_to(drive.take(released(0))) == [("rep_1", 2)]
+    drive.take(released(0))
+    assert given_to(drive.take()) == [("rep_1", 2)]
     drive.take(leased(0))
     assert drive.take(admitted(2)) == []
+
+
+def test_the_next_attempt_is_given_when_its_reset_is_in_tokens_and_others_pass_meanwhile() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    drive.take(registered(1))
+    decision = drive.decide(released(0))
+    assert given_to(drive.commit(decision, written=False)) == []
+    assert given_to(drive.take(admitted(2))) == [("rep_2", 1)]
+    drive.step.written(NUMBER, decision)
+    assert given_to(drive.take()) == [("rep_1", 2)]
+
+
+def test_a_process_that_died_before_a_reset_was_written_gives_the_attempt_when_the_next_one_has_written_it() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    drive.take(registered(1))
+    drive.commit(drive.decide(released(0)), written=False)
+    drive.restart()
+    assert given_to(drive.take()) == []
+    assert [event.attempt for event in of(drive.after, GenerationReset)] == [2]
+    assert given_to(drive.take()) == [("rep_1", 2)]
 
 
 def test_what_is_handed_back_goes_elsewhere_at_once_and_not_to_the_same_worker_before_its_renewal() -> None:
@@ -289,6 +312,7 @@ def test_what_an_engine_fell_silent_about_is_tried_again_elsewhere_and_fails_the
     drive.take(registered(1))
     drive.take(back(1, "engine_stalled"))
     assert [(e.attempt, e.reason) for e in of(drive.after, GenerationReset)] == [(2, "engine_stalled")]
+    drive.take()
     assert [output.partition for output in drive.outputs] == [0, 1]
     drive.take(back(1, "engine_stalled", attempt=2, inbox=1, epoch=1))
     assert ends(drive) == [("rep_1", "failed", "engine_stalled")]
@@ -316,7 +340,8 @@ def test_a_dead_engine_takes_its_worker_along_at_once_and_for_good(reason: str) 
     drive = driver()
     drive.take(registered(0), admitted(1), admitted(2))
     drive.take(registered(1))
-    assert sorted(given_to(drive.take(back(1, reason)))) == [("rep_1", 2), ("rep_2", 2)]
+    drive.take(back(1, reason))
+    assert sorted(given_to(drive.take())) == [("rep_1", 2), ("rep_2", 2)]
     assert {e.reason for e in of(drive.after, GenerationReset)} == {reason}
     assert drive.take(back(2, reason), leased(0)) == []
     assert drive.take(admitted(3)) == []
