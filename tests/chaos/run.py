@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from system.product import Product
 
@@ -91,7 +92,7 @@ class Result:
     def summary(self) -> list[str]:
         """Some lines."""
         readings = self.ledger.readings
-        ends = Counter((one.message["error"] or {}).get("code", "") for one in self.report.replies)
+        ends = Counter(f"{one.asked.fault or 'good'}: {_code(one.message)}" for one in self.report.replies)
         resets = Counter(reset["reason"] for one in self.report.replies for reset in one.message["resets"])
         line = (
             f"seed {self.plan.seed}: {sum(self.struck.values())} kills in {self.took_s:.0f} s, "
@@ -99,8 +100,7 @@ class Result:
             f"{len(readings)} readers with {sum(r.connections for r in readings)} connections and "
             f"{self.report.frames} events, {len(self.report.broken)} violations"
         )
-        del ends[""]
-        return [line, f"codes of ends {dict(ends)}, resets {dict(resets)}", *(told(self.waits) if self.waits else ())]
+        return [line, f"ends {dict(ends)}, resets {dict(resets)}", *(told(self.waits) if self.waits else ())]
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> Result:
@@ -180,6 +180,11 @@ async def _ready(stack: Stack) -> None:
             states = {name: part["state"] for name, part in stack.parts().items() if part["state"] != "ready"}
             raise Broken("every_part_comes_back", f"not ready after {READY_S:.0f} s: {states}")
         await asyncio.sleep(0.2)
+
+
+def _code(message: dict[str, Any]) -> str:
+    """How it ended, and why, if that is told."""
+    return str((message["error"] or {}).get("code") or message["status"])
 
 
 def _waits(read: Read) -> Broken:
