@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.codec import decode
-from schemas.events import GenerationReset, WorkerRegistered
+from schemas.events import GenerationReset, WorkerLeased, WorkerRegistered
 from schemas.topics import TOKENS, WORKERS
 from streams.log.kafka.log import KafkaLog
 from streams.log.log import BEGINNING
@@ -22,7 +22,9 @@ NAMESPACE = "turnlog"
 READ_S = 60.0
 VIEWS_S = 60.0
 COUNTED = "turnlog_dispatch_attempts_lost_total"
-RESETS = (b"GenerationReset", b"WorkerRegistered")
+KINDS = (b"GenerationReset", b"WorkerRegistered", b"WorkerLeased")
+LEASED_MS = 1_500
+"""So old the word of a worker about its free slots may be; within so long resets are of one loss."""
 QUERY = """
 SELECT s.reply_id AS reply_id, s.attempt AS attempt, s.void_numbers AS numbers, s.void_reasons AS reasons,
     s.void_workers AS workers, m.attempts AS message_attempts, m.void_reasons AS message_reasons
@@ -51,6 +53,14 @@ class Lost(msgspec.Struct, frozen=True):
     at_ms: int
 
 
+class Lease(msgspec.Struct, frozen=True):
+    """What a worker said of its free slots."""
+
+    at_ms: int
+    inbox: int
+    free_slots: int
+
+
 class Life(msgspec.Struct, frozen=True):
     """A worker process, from its registration to that of the next one in its inbox, if there is one."""
 
@@ -67,25 +77,37 @@ class Logged(msgspec.Struct, frozen=True):
     """By reply and the attempt that began in place of it."""
     lives: dict[str, Life]
     """By the worker's instance."""
+    leases: list[Lease] = []
+
+    def had_room(self, reply_id: str, attempt: int) -> bool:
+        """Whether workers had said that they had slots for all that was lost with this attempt's predecessor."""
+        lost = self.lost.get((reply_id, attempt))
+        if lost is None:
+            return False
+        free = {one.inbox: one.free_slots for one in self.leases if lost.at_ms - LEASED_MS <= one.at_ms <= lost.at_ms}
+        return sum(free.values()) >= sum(abs(other.at_ms - lost.at_ms) <= LEASED_MS for other in self.lost.values())
 
 
 def logged(stack: Stack) -> Logged:
-    """The resets and the workers' lives, of the whole log."""
+    """The resets, the workers' lives and leases, of the whole log."""
     lost: dict[tuple[str, int], Lost] = {}
     registered: dict[int, list[tuple[str, int]]] = {}
+    leases: list[Lease] = []
     for record in _records(stack, (TOKENS.name, WORKERS.name)):
         match decode(record.value, record.headers).event:
             case GenerationReset() as event:
                 lost.setdefault((event.reply_id, event.attempt), Lost(event.reason, record.timestamp_ms))
             case WorkerRegistered() as event:
                 registered.setdefault(event.inbox, []).append((event.instance, record.timestamp_ms))
+            case WorkerLeased() as event:
+                leases.append(Lease(record.timestamp_ms, event.inbox, 0 if event.draining else event.free_slots))
             case _:
                 pass
     lives: dict[str, Life] = {}
     for inbox, those in registered.items():
         for (instance, began_ms), following in zip(those, [*those[1:], None], strict=True):
             lives[instance] = Life(f"worker-{inbox}", began_ms, following[1] if following else None)
-    return Logged(lost, lives)
+    return Logged(lost, lives, leases)
 
 
 def _records(stack: Stack, topics: Sequence[str]) -> list[Record]:
@@ -101,7 +123,7 @@ def _records(stack: Stack, topics: Sequence[str]) -> list[Record]:
                 raise AssertionError(f"the log cannot be read within {READ_S:.0f} s")
             for record in reader.poll(0.2):
                 kind = dict(record.headers).get("ce_type") or b""
-                if any(name in kind for name in RESETS):
+                if any(name in kind for name in KINDS):
                     found.append(record)
         return found
     finally:

@@ -25,6 +25,8 @@ class Wait(msgspec.Struct, frozen=True):
     reply_id: str
     reset_s: float
     word_s: float | None
+    room: bool = False
+    """Whether other workers had slots for it."""
 
 
 def waits(readings: Sequence[Reading], views: dict[str, Row], log: Logged, strikes: Sequence[Strike]) -> list[Wait]:
@@ -33,11 +35,11 @@ def waits(readings: Sequence[Reading], views: dict[str, Row], log: Logged, strik
     for reading in readings:
         row = views.get(reading.read.reply_id)
         if row is not None and row.numbers:
-            found.extend(_of(reading, row, log.lives, strikes))
+            found.extend(_of(reading, row, log, strikes))
     return found
 
 
-def _of(reading: Reading, row: Row, lives: dict[str, Life], strikes: Sequence[Strike]) -> Iterator[Wait]:
+def _of(reading: Reading, row: Row, log: Logged, strikes: Sequence[Strike]) -> Iterator[Wait]:
     workers, reasons = (
         dict(zip(row.numbers, row.workers, strict=True)),
         dict(zip(row.numbers, row.reasons, strict=True)),
@@ -48,11 +50,12 @@ def _of(reading: Reading, row: Row, lives: dict[str, Life], strikes: Sequence[St
         if isinstance(event, Started | Delta):
             seen_s = min(seen_s, at_s)
         elif isinstance(event, Reset):
-            strike = _strike(lives.get(workers.get(attempt, "")), strikes, at_s)
+            strike = _strike(log.lives.get(workers.get(attempt, "")), strikes, at_s)
             if strike and seen_s < strike.at_s and reasons.get(attempt) in REASONS.get(strike.how, ()):
                 word_s = _first_word(events[number + 1 :])
                 since_s = None if word_s is None else word_s - strike.at_s
-                yield Wait(strike.how, reading.read.reply_id, at_s - strike.at_s, since_s)
+                room = log.had_room(row.reply_id, event.attempt)
+                yield Wait(strike.how, row.reply_id, at_s - strike.at_s, since_s, room)
             attempt, seen_s = event.attempt, float("inf")
 
 
@@ -83,8 +86,10 @@ def told(found: Sequence[Wait]) -> list[str]:
     lines = []
     for how in REASONS:
         of = [wait for wait in found if wait.how == how]
-        words = [wait.word_s for wait in of if wait.word_s is not None]
-        lines.append(f"{how}: reset {_shares([wait.reset_s for wait in of])}; first word {_shares(words)}")
+        words = [(wait.word_s, wait.room) for wait in of if wait.word_s is not None]
+        resets, all_ = _shares([wait.reset_s for wait in of]), _shares([word_s for word_s, _ in words])
+        with_room = _shares([word_s for word_s, room in words if room])
+        lines.append(f"{how}: reset {resets}; first word {all_}; where workers had room {with_room}")
     return lines
 
 
