@@ -7,11 +7,11 @@ import pytest
 from schemas.catalogue import main
 from schemas.events import EVENTS
 from schemas.topics import (
-    PARKED,
     CANCELLATIONS,
     CONVERSATIONS,
     FIXED,
     MESSAGES,
+    PARKED,
     POOLS,
     REQUESTS,
     WORKERS,
