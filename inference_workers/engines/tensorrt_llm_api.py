@@ -16,7 +16,7 @@ import msgspec
 from inference_workers.engine import EngineUnavailable
 from inference_workers.engines.tensorrt_llm_settings import TensorRtLlmSettings
 
-HOW_TO = "install `tensorrt-llm` for CPython 3.10 or 3.12 on Linux with an NVIDIA driver (docs/gpu.md)"
+HOW_TO = "install `tensorrt-llm` in an environment of CPython 3.12, on Linux with an NVIDIA driver (docs/gpu.md)"
 RETENTION_DEFAULT = 35
 """What the library gives to blocks of which nobody says anything."""
 
@@ -99,10 +99,8 @@ def llm_arguments(library: Library, settings: TensorRtLlmSettings, slots: int, c
     """The arguments of `LLM`. What has the library's default is left out, so that older versions are not asked for it.
 
     Raises:
-        EngineUnavailable: one is not known to the installed version, or no model is named.
+        EngineUnavailable: one is not known to the installed version.
     """
-    if not settings.tensorrt_model:
-        raise EngineUnavailable("name the model (a folder or a name on the Hugging Face hub) in TURNLOG_TENSORRT_MODEL")
     kv = {
         "enable_block_reuse": settings.tensorrt_kv_block_reuse,
         "free_gpu_memory_fraction": settings.tensorrt_kv_free_gpu_memory_fraction,

@@ -1,7 +1,7 @@
 """Settings of the engine `tensorrt_llm`: environment variables `TURNLOG_TENSORRT_…`. What they cost: docs/gpu.md."""
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import NoDecode
@@ -12,8 +12,10 @@ from inference_workers.engines.settings import EngineSettings
 class TensorRtLlmSettings(EngineSettings):
     """How TensorRT-LLM is run in the worker's process."""
 
-    tensorrt_model: str = ""
-    """A folder with a checkpoint, or a name on the Hugging Face hub. Needed."""
+    install: ClassVar[str] = "docs/gpu.md has the ways to install it"
+
+    tensorrt_model: str = Field(min_length=1)
+    """A folder with a checkpoint, or a name on the Hugging Face hub."""
     tensorrt_tokenizer: str = ""
     """Empty: the model's own."""
     tensorrt_revision: str = ""
@@ -80,6 +82,10 @@ class TensorRtLlmSettings(EngineSettings):
         if not isinstance(extra, dict):
             raise ValueError("TURNLOG_TENSORRT_EXTRA: a JSON object is needed")  # noqa: TRY004 - pydantic wants it
         return {**values, "tensorrt_extra": extra}
+
+    def packages(self) -> tuple[str, ...]:
+        """The library."""
+        return ("tensorrt_llm",)
 
     @model_validator(mode="after")
     def _events_need_reuse(self) -> Self:

@@ -5,6 +5,7 @@ Exit codes: 0 nothing failed; 1 a check failed, or the engine cannot be used; 2 
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import uvloop
 from pydantic import ValidationError
 
 from inference_workers.engine import EngineDead, EngineError, EngineUnavailable
-from inference_workers.registry import make
+from inference_workers.registry import check, make, runs
 from inference_workers.self_test.checks import CHECK_S, CHECKS, failed, guarded, ok, streams
 from inference_workers.self_test.report import Report, Result, line, report, summary
 from inference_workers.self_test.subject import Subject
@@ -30,7 +31,11 @@ Tell = Callable[[Result], None]
 
 
 async def examine(settings: WorkerSettings, tell: Tell, *, wanted: int = 0, cancel_ms: float = CANCEL_MS) -> Report:
-    """Start the engine, check it, stop it. `wanted`: streams at once, 0: as many as there are slots, up to 16."""
+    """Start the engine, check it, stop it. `wanted`: streams at once, 0: as many as there are slots, up to 16.
+
+    Raises:
+        pydantic.ValidationError: the engine's settings are wrong.
+    """
     results: list[Result] = []
 
     def add(*more: Result) -> None:
@@ -38,12 +43,12 @@ async def examine(settings: WorkerSettings, tell: Tell, *, wanted: int = 0, canc
         for result in more:
             tell(result)
 
-    model = settings.served().name
+    model = runs(settings)
     began = time.monotonic()
     try:
         engine = make(settings)
         await engine.start()
-    except (EngineUnavailable, EngineDead, ValidationError) as error:
+    except (EngineUnavailable, EngineDead) as error:
         add(failed("start", str(error)))
         return report(settings.engine, model, results)
     took_s = time.monotonic() - began
@@ -51,11 +56,11 @@ async def examine(settings: WorkerSettings, tell: Tell, *, wanted: int = 0, canc
     info = subject.info
     told = f"loaded in {took_s:.1f} s: {info.slots} slots, {info.context_tokens} tokens of context, KV {info.kv_tokens}"
     add(ok("start", told, load_s=took_s))
-    for check in CHECKS:
-        add(await guarded(check.__name__.replace("_", " "), check(subject)))
+    for name, examined in CHECKS.items():
+        add(await guarded(name, examined(subject)))
     add(*await _streams(subject, wanted or min(info.slots, STREAMS_MAX)))
     add(await guarded("shutdown", _shutdown(subject)))
-    return report(settings.engine, info.model, results)
+    return report(settings.engine, model, results)
 
 
 async def _streams(subject: Subject, count: int) -> list[Result]:
@@ -87,17 +92,26 @@ def main(arguments: list[str] | None = None) -> int:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         settings = WorkerSettings()
+        check(settings)
     except ValidationError as error:
         sys.stderr.write(f"self-test: {explain(error)}\n")
         return BAD_SETTINGS
 
     def tell(result: Result) -> None:
         if not options.json:
-            print(line(result), flush=True)
+            _say(line(result))
 
     whole = uvloop.run(examine(settings, tell, wanted=options.streams, cancel_ms=options.cancel_ms))
-    print(msgspec.json.encode(whole).decode() if options.json else summary(whole), flush=True)
+    _say(msgspec.json.encode(whole).decode() if options.json else summary(whole))
     return 0 if whole.ok else FAILED
+
+
+def _say(text: str) -> None:
+    """Print a line. A reader that has gone, as `| head` does, takes nothing from the test or its exit code."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The checks, in order. Each says ok, failed or skipped, with what it saw; none needs another's success."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from inference_workers.engine import EngineError
 from inference_workers.engines.detokenizer import Detokenizer
@@ -239,7 +239,18 @@ def _statistics(seen: list[tuple[int, int, float]], subject: Subject) -> Result:
     return ok("statistics", told, age_s=age)
 
 
-CHECKS: tuple[Check, ...] = (library, completion, length, stop, text, prefix, salts, cancel_prefill, cancel_decode)
+CHECKS: Mapping[str, Check] = {
+    "library": library,
+    "completion": completion,
+    "length limit": length,
+    "stop sequence": stop,
+    "text": text,
+    "prefix reuse": prefix,
+    "salts": salts,
+    "cancel in prefill": cancel_prefill,
+    "cancel in decode": cancel_decode,
+}
+"""By the names that they are told by."""
 
 
 async def guarded(name: str, work: Awaitable[Result]) -> Result:

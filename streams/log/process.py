@@ -14,6 +14,7 @@ start again; 4 an operator has to decide (`OffsetExpired`, `TooManyDead`), start
 """
 
 import argparse
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from typing import TypeVar
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from streams.log.log import Expired
@@ -146,6 +148,33 @@ def _outcome(work: Callable[[], None]) -> tuple[int, State, str]:
     return 0, "stopping", ""
 
 
+_NAMES_ITS_SETTING = re.compile(r"TURNLOG_[A-Z_]+: ")
+
+
 def explain(error: ValidationError) -> str:
-    """One sentence per wrong setting, by the name of its variable."""
-    return "; ".join(f"TURNLOG_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors())
+    """One sentence per wrong setting, by the name of its variable. Values are not shown."""
+    return "; ".join(_explained(one) for one in error.errors())
+
+
+def _explained(error: ErrorDetails) -> str:
+    if error["type"] == "missing":
+        return f"{variable(error)} is not set"
+    reason = reason_of(error)
+    return reason if stands_alone(error) else f"{variable(error)}: {reason}"
+
+
+def variable(error: ErrorDetails) -> str:
+    """The variable that an error is about: `TURNLOG_API_PORT`, and inside of a list `TURNLOG_…[0].base_url`."""
+    name, *inside = error["loc"] or ("",)
+    places = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in inside)
+    return f"TURNLOG_{str(name).upper()}{''.join(places)}"
+
+
+def reason_of(error: ErrorDetails) -> str:
+    """What is wrong, without pydantic's own words."""
+    return error["msg"].removeprefix("Value error, ")
+
+
+def stands_alone(error: ErrorDetails) -> bool:
+    """The reason is the whole sentence: it is about several settings together, or names another one than its own."""
+    return not error["loc"] or _NAMES_ITS_SETTING.match(reason_of(error)) is not None

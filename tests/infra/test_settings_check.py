@@ -6,10 +6,14 @@ from typing import get_args
 
 import msgspec
 import pytest
+from pydantic import ValidationError
 
+from inference_workers.engines.tensorrt_llm_settings import TensorRtLlmSettings
 from inference_workers.registry import ENGINES
 from inference_workers.settings import EngineName
-from infra.settings import Engine, StackSettings
+from infra.errors import ComponentUnavailable
+from infra.model import require_engine, require_packages
+from infra.settings import Engine, StackSettings, sentences
 from infra.settings_check import wrong_settings
 from schemas.models import DEFAULT_MODELS
 
@@ -21,7 +25,8 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("engine", get_args(Engine))
-def test_the_defaults_suit_every_part(engine: Engine) -> None:
+def test_the_defaults_suit_every_part(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNLOG_TENSORRT_MODEL", "a-model")  # has no default
     assert wrong_settings(StackSettings(engine=engine)) == []
 
 
@@ -39,7 +44,48 @@ def test_each_wrong_setting_of_a_part_is_one_sentence(monkeypatch: pytest.Monkey
 
 def test_models_that_are_no_json_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNLOG_MODELS", "nonsense")
-    assert any("TURNLOG_MODELS" in sentence for sentence in wrong_settings(StackSettings()))
+    (sentence,) = wrong_settings(StackSettings())
+    assert sentence.startswith("TURNLOG_MODELS: no JSON list of models")
+
+
+def test_a_bad_model_is_said_once_and_not_of_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [msgspec.structs.replace(DEFAULT_MODELS[0], name="a", smaller="absent")]
+    monkeypatch.setenv("TURNLOG_MODELS", msgspec.json.encode(listed).decode())
+    sentence = "TURNLOG_MODELS: `smaller` of a is 'absent', which is no other model of its pool."
+    assert wrong_settings(StackSettings(engine="scripted")) == [sentence]
+    with pytest.raises(ValidationError) as refused:
+        StackSettings(engine="scripted", workers="a=1")
+    assert sentences(refused.value, {"workers": "--workers"}) == [sentence]
+
+
+def test_an_engine_without_the_model_that_it_needs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert wrong_settings(StackSettings(engine="tensorrt_llm")) == ["TURNLOG_TENSORRT_MODEL is not set."]
+    monkeypatch.setenv("TURNLOG_LLAMA_MODEL_PATH", str(tmp_path / "none.gguf"))
+    (sentence,) = wrong_settings(StackSettings(engine="llama_cpp"))
+    assert f"there is no model file at {tmp_path / 'none.gguf'}" in sentence
+
+
+def test_an_engine_whose_package_is_missing_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ComponentUnavailable, match=r"tensorrt_llm needs the Python package not-there.*gpu\.md"):
+        require_packages("tensorrt_llm", ("not_there", "json"), TensorRtLlmSettings.install)
+    require_engine("scripted")
+    require_engine("llama_cpp")
+
+
+def test_settings_that_belong_together_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNLOG_LLAMA_SPECULATIVE", "draft")
+    monkeypatch.setenv("TURNLOG_OPENAI_KEY", "sk-of-mine")
+    (sentence,) = wrong_settings(StackSettings(engine="llama_cpp"))
+    assert sentence == "TURNLOG_LLAMA_SPECULATIVE=draft and TURNLOG_LLAMA_DRAFT_MODEL_PATH belong together."
+
+
+def test_a_key_that_is_refused_is_not_shown_and_a_member_of_a_list_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNLOG_OPENAI_KEY", "sk-\u20ac")
+    monkeypatch.setenv("TURNLOG_OPENAI_PROVIDERS", '[{"name": "own"}]')
+    assert sorted(wrong_settings(StackSettings(engine="openai_compatible"))) == [
+        "TURNLOG_OPENAI_KEY is wrong: a key must be printable ASCII.",
+        "TURNLOG_OPENAI_PROVIDERS[0].base_url is not set.",
+    ]
 
 
 def test_models_of_ones_own_suit_every_part(monkeypatch: pytest.MonkeyPatch) -> None:

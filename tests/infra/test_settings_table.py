@@ -17,6 +17,10 @@ def test_every_setting_stands_on_the_page_once_under_its_process() -> None:
     assert "| `TURNLOG_SECRET` | required |" in document()
 
 
+def test_a_default_that_is_made_is_no_word_of_the_library() -> None:
+    assert "Pydantic" not in document()
+
+
 def test_a_stale_page_is_found(tmp_path: Path) -> None:
     assert main([str(tmp_path), "--check"]) == 1
     assert main([str(tmp_path)]) == 0

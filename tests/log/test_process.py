@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from pydantic import model_validator
 
 from schemas.codec import Envelope
 from schemas.events import ConversationDeleted
@@ -63,6 +64,29 @@ def test_check_names_each_wrong_setting_and_starts_nothing(monkeypatch, capsys) 
     said = capsys.readouterr().err
     assert "TURNLOG_REPLICA" in said
     assert "TURNLOG_NAMESPACE" in said
+
+
+class _Together(ProcessSettings):
+    entries: tuple[dict[str, int], ...] = ()
+    needed: str
+
+    @model_validator(mode="after")
+    def _never(self) -> "_Together":
+        raise ValueError("TURNLOG_A and TURNLOG_B belong together")
+
+
+def test_a_sentence_about_several_settings_stands_alone(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("TURNLOG_NEEDED", "x")
+    assert main("test", _Together, _serve(None), ["--check"]) == BAD_SETTINGS
+    assert capsys.readouterr().err == "test: TURNLOG_A and TURNLOG_B belong together\n"
+
+
+def test_a_missing_setting_and_one_inside_of_a_list_are_named(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("TURNLOG_ENTRIES", '[{}, {"a": "x"}]')
+    assert main("test", _Together, _serve(None), ["--check"]) == BAD_SETTINGS
+    told = capsys.readouterr().err
+    assert "TURNLOG_ENTRIES[1].a: Input should be a valid integer" in told
+    assert "TURNLOG_NEEDED is not set" in told
 
 
 def test_check_of_good_settings_starts_nothing(capsys) -> None:

@@ -75,6 +75,33 @@ def test_a_bad_model_list_is_refused_with_the_settings_name(text):
         parse_models(text)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"smalller": "x"}, "the model 'm' has an unknown member `smalller`; members are name, pool"),
+        ({"price": {"version": "1", "inptu": "1"}}, r"the model 'm' \(in `price`\) has an unknown member `inptu`"),
+        ({"price": {"version": "1"}}, r"the model 'm' \(in `price`\) lacks the member `input`"),
+        ({"pool": None}, r"the model 'm' \(in `pool`\): expected `str`, got `null`"),
+        ({"name": 7}, r"model number 2 of the list \(in `name`\): expected `str`"),
+        ({"smaller": "absent"}, "`smaller` of m is 'absent', which is no other model of its pool"),
+    ],
+)
+def test_a_bad_model_is_named_with_what_is_wrong_in_it(change, says):
+    whole = msgspec.to_builtins(SMOLLM2)
+    listed = [whole, {**whole, "name": "m", **change}]
+    with pytest.raises(ValueError, match=f"TURNLOG_MODELS: {says}"):
+        parse_models(msgspec.json.encode(listed).decode())
+
+
+def test_a_member_that_a_model_lacks_is_named_with_the_model():
+    whole = msgspec.to_builtins(SMOLLM2)
+    for lacking in ("name", "pool"):
+        rest = {name: value for name, value in whole.items() if name != lacking}
+        called = "model number 1 of the list" if lacking == "name" else f"the model '{SMOLLM2.name}'"
+        with pytest.raises(ValueError, match=f"TURNLOG_MODELS: {called} lacks the member `{lacking}`"):
+            parse_models(msgspec.json.encode([rest]).decode())
+
+
 def test_one_name_twice_is_refused():
     with pytest.raises(ValueError, match="each name once"):
         parse_models(msgspec.json.encode(DEFAULT_MODELS * 2).decode())

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -257,11 +258,13 @@ async def test_each_way_to_break_has_its_error_and_frees_the_slot(server: Breaki
     await engine.shutdown(0.0)
 
 
-def test_a_draft_needs_a_model_and_a_model_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_needs_a_model_and_a_model_a_draft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    draft = tmp_path / "small.gguf"
+    draft.touch()
     monkeypatch.setenv("TURNLOG_LLAMA_SPECULATIVE", "draft")
     with pytest.raises(ValidationError, match="belong together"):
         LlamaCppSettings()
-    monkeypatch.setenv("TURNLOG_LLAMA_DRAFT_MODEL_PATH", "/models/small.gguf")
+    monkeypatch.setenv("TURNLOG_LLAMA_DRAFT_MODEL_PATH", str(draft))
     assert LlamaCppSettings().llama_speculative == "draft"
     monkeypatch.delenv("TURNLOG_LLAMA_SPECULATIVE")
     with pytest.raises(ValidationError, match="belong together"):

@@ -157,7 +157,7 @@ def test_the_local_model_answers_and_a_cancel_in_prefill_leaves_the_next_one_unh
     assert worker.process.wait(WITHIN_S) == 0
 
 
-def test_an_engine_that_cannot_be_used_is_one_clear_sentence(provisioned: Deployment, tmp_path: Path) -> None:
+def test_a_model_file_that_is_not_there_is_one_clear_sentence(provisioned: Deployment, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         **provisioned.environment(),
@@ -172,8 +172,8 @@ def test_an_engine_that_cannot_be_used_is_one_clear_sentence(provisioned: Deploy
         timeout=WITHIN_S,
         check=False,
     )
-    assert done.returncode == 1
-    assert "there is no model file at" in done.stderr
+    assert done.returncode == 2
+    assert "worker: TURNLOG_LLAMA_MODEL_PATH: there is no model file at" in done.stderr
     assert "Traceback" not in done.stderr
 
 

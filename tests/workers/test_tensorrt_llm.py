@@ -112,7 +112,6 @@ async def test_a_version_without_salts_shares_no_prefixes(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("members", "sentence"),
     [
-        ({"model": ""}, "TURNLOG_TENSORRT_MODEL"),
         ({"model": "nowhere"}, "cannot load 'nowhere'"),
         ({"tensor_parallel_size": 16}, "Only 8 GPUs are available"),
         ({"extra": {"flux": 1}}, "LLM has no argument flux"),
