@@ -63,7 +63,9 @@ class MemoryHot:
 
     async def unclaim(self, account_id: str, claim: Claim) -> None:
         self._answer()
-        self._claims.pop((account_id, claim.client_message_id), None)
+        key = (account_id, claim.client_message_id)
+        if self._claims.get(key) == claim.digest:
+            del self._claims[key]
 
     async def claims_begin(self, since_ms: int) -> None:
         self._answer()

@@ -18,6 +18,13 @@ end
 return {newest, redis.call('LINDEX', KEYS[1], -1), frames, redis.call('HGET', KEYS[2], 'status')}
 """
 
+UNCLAIM = """
+-- Delete a claim, if it is still what it was when it was made. KEYS[1]: the claim. ARGV[1]: what it was.
+if redis.call('GET', KEYS[1]) == ARGV[1] then
+  redis.call('DEL', KEYS[1])
+end
+"""
+
 TAKE = """
 -- As api.rate.take. KEYS[1]: the bucket. ARGV: interval_us, capacity, cost.
 -- Returns {allowed, retry_after_ms, available}.

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from api.metrics import Metrics
 from api.redis_pages import Question, RedisPages
-from api.redis_scripts import TAKE
+from api.redis_scripts import TAKE, UNCLAIM
 from api.stores import BucketState, Claim, Entry, HotConversation, Live, Page, PageLimit, Rate, StoreDown
 from api.tails import END_MARK
 from schemas.codec import Envelope, hot_decode, hot_encode
@@ -84,8 +84,9 @@ class RedisStore:
         return _bucket((await self._execute(pipe))[0])
 
     async def unclaim(self, account_id: str, claim: Claim) -> None:
-        async with self._answered():
-            await self._redis.delete(self._claim(account_id, claim))
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.eval(UNCLAIM, 1, self._claim(account_id, claim), claim.digest)
+        await self._execute(pipe)
 
     async def claims_begin(self, since_ms: int) -> None:
         async with self._answered():

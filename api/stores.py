@@ -107,7 +107,10 @@ class HotStore(Protocol):
         """Take requests from the bucket; 0 only looks."""
 
     async def unclaim(self, account_id: str, claim: Claim) -> None:
-        """Give a claim back that was not used."""
+        """Give a claim back that was not used.
+
+        One of another body stays, and so does one whose message came into the log meanwhile.
+        """
 
     async def claims_begin(self, since_ms: int) -> None:
         """Note since when claims are complete, unless that is known."""

@@ -87,8 +87,24 @@ async def test_a_claim_is_given_once_and_says_what_stood_there(hot: Hot) -> None
     renamed = ConversationRenamed(conversation_id="conv", account_id="a", title="t", renamed_at_ms=1, request_id="r")
     await hot.store.remember("a", "conv", ((7, renamed),), 1, Claim("id", "d"))
     assert (await hot.store.enter("a", "conv", RATE, Claim("id", "e"))).claimed == "d+"
+
+
+async def test_a_claim_is_given_back_by_who_made_it_and_only_while_nothing_came_of_it(hot: Hot) -> None:
+    async def stands() -> str | None:
+        return (await hot.store.enter("a", "conv", RATE, Claim("id", "d"))).claimed
+
     await hot.store.unclaim("a", Claim("id", "d"))
-    assert (await hot.store.enter("a", "conv", RATE, Claim("id", "e"))).claimed is None
+    assert await stands() is None
+    for claim in (Claim("id", "e"), Claim("id", "d+"), Claim("other", "d")):
+        await hot.store.unclaim("a", claim)
+    await hot.store.unclaim("b", Claim("id", "d"))
+    assert await stands() == "d"
+    await hot.store.unclaim("a", Claim("id", "d"))
+    assert await stands() is None
+    renamed = ConversationRenamed(conversation_id="conv", account_id="a", title="t", renamed_at_ms=1, request_id="r")
+    await hot.store.remember("a", "conv", ((7, renamed),), 1, Claim("id", "d"))
+    await hot.store.unclaim("a", Claim("id", "d"))
+    assert await stands() == "d+"
 
 
 async def test_the_beginning_of_claims_is_noted_once(hot: Hot) -> None:

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from api.memory_hot import MemoryHot
+from api.stores import Claim, Entry, Rate
 from schemas.events import CancellationRequested, RegenerationRequested
 from schemas.stream import parse_frame
 from streams.log.steps import NotAppended
@@ -246,3 +248,41 @@ async def test_text_of_every_kind_comes_back_unchanged(world: World, api: Proces
     message = await api.call("GET", f"/v1/messages/{sent['message']['id']}")
     assert message.json["text"] == text
     assert json.loads(message.body)["text"] == text
+
+
+class SlowHot(MemoryHot):
+    """Its first answer to a claim comes when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 1_796_000_000_000_000)
+        self.first = True
+        self.claimed, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def enter(self, account_id: str, conversation_id: str, rate: Rate, claim: Claim | None) -> Entry:
+        entry = await super().enter(account_id, conversation_id, rate, claim)
+        if self.first:
+            self.first = False
+            self.claimed.set()
+            await self.answers.wait()
+        return entry
+
+
+async def test_a_refused_try_leaves_the_claim_of_an_accepted_one(world: World) -> None:
+    hot = SlowHot()
+    await hot.claims_begin(0)
+    api = world.process(hot=hot)
+    body = {"content": "hello", "client_message_id": "one"}
+    first = api.begin("POST", "/v1/messages", body=body)
+    await asyncio.wait_for(hot.claimed.wait(), 5)
+    second = await api.call("POST", "/v1/messages", body=body)
+    assert second.status == 200
+    world.measure("refuse")
+    hot.answers.set()
+    await first.end()
+    assert first.status == 503
+    world.measure("full")
+    other = await api.call("POST", "/v1/messages", body={"content": "other", "client_message_id": "one"})
+    assert other.status == 409
+    again = await api.call("POST", "/v1/messages", body=body)
+    assert (again.status, again.json["reply"]["id"]) == (200, second.json["reply"]["id"])
+    assert len(world.submitted()) == 1
