@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.compacted import CompactedReader
-from api.load import YOUNG_MS, Load, refusal
+from api.load import AHEAD_MS, RETRY_S_MAX, YOUNG_MS, Load, Now, Place, Told, refusal
 from schemas.events import AccountOpened, LoadMeasured
 from schemas.examples import EXAMPLES
 from schemas.models import SMOLLM2
@@ -27,6 +27,7 @@ from tests.api.world import BOB, Process, World, eventually
 LARGE = msgspec.structs.replace(SMOLLM2, name="large", smaller="small")
 SMALL = msgspec.structs.replace(SMOLLM2, name="small")
 NOW_MS = 1_796_000_000_000
+NOW = Now(NOW_MS, 0)
 BODY = {"content": "hello"}
 ANTHROPIC = "/anthropic/v1/messages"
 ASKED = {"model": "auto", "messages": [{"role": "user", "content": "hello"}]}
@@ -40,38 +41,82 @@ def load(model: str = "large", stage: Stage = "refuse", at_ms: int = NOW_MS, **m
     return msgspec.structs.replace(example, **changed)
 
 
-def measured(*loads: LoadMeasured) -> dict[tuple[str, str], LoadMeasured]:
-    return {(one.pool, one.model): one for one in loads}
+def measured(*loads: LoadMeasured) -> dict[Place, Told]:
+    return {(one.pool, one.model): Told(one, 0) for one in loads}
 
 
 def test_a_model_that_refuses_is_refused_with_its_time_and_one_without_workers_is_named_so() -> None:
-    high = refusal(LARGE, "paid", measured(load()), NOW_MS)
+    high = refusal(LARGE, "paid", measured(load()), NOW)
     assert high is not None
     assert (high.code, high.retry_after_s) == ("high_demand", 7)
-    none = refusal(LARGE, "paid", measured(load(workers=0, slots=0, retry_after_s=30)), NOW_MS)
+    none = refusal(LARGE, "paid", measured(load(workers=0, slots=0, retry_after_s=30)), NOW)
     assert none is not None
     assert (none.code, none.retry_after_s) == ("no_worker", 30)
 
 
-@given(st.sampled_from(STAGES), st.sampled_from(STAGES), st.sampled_from(["free", "paid"]), st.integers(-500, 20_000))
-def test_only_a_young_measurement_refuses_and_only_the_tier_that_it_refuses(
-    paid: Stage, free: Stage, tier: Tier, age_ms: int
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("told_s", "said_s"), [(-(2**70), 1), (0, 1), (60, 60), (61, RETRY_S_MAX), (2**70, RETRY_S_MAX)]
+)
+def test_another_try_is_never_put_off_for_longer_than_a_minute(workers: int, told_s: int, said_s: int) -> None:
+    refused = refusal(LARGE, "paid", measured(load(workers=workers, retry_after_s=told_s)), NOW)
+    assert refused is not None
+    assert refused.retry_after_s == said_s
+
+
+@given(
+    st.sampled_from(STAGES),
+    st.sampled_from(STAGES),
+    st.sampled_from(["free", "paid"]),
+    st.integers(-20_000, 20_000),
+    st.integers(0, 20_000),
+)
+def test_only_a_measurement_that_is_young_by_both_clocks_refuses_and_only_the_tier_that_it_refuses(
+    paid: Stage, free: Stage, tier: Tier, age_ms: int, read_ms_ago: int
 ) -> None:
     told = measured(load(stage_paid=paid, stage_free=free))
-    refused = refusal(LARGE, tier, told, NOW_MS + age_ms)
-    assert (refused is not None) == (age_ms < YOUNG_MS and (paid if tier == "paid" else free) == "refuse")
+    refused = refusal(LARGE, tier, told, Now(NOW_MS + age_ms, read_ms_ago))
+    young = -AHEAD_MS <= age_ms < YOUNG_MS and read_ms_ago < YOUNG_MS
+    assert (refused is not None) == (young and (paid if tier == "paid" else free) == "refuse")
+
+
+def test_what_a_dispatch_told_whose_clock_is_ahead_does_not_outlive_it() -> None:
+    clock_s = 100.0
+    held = Load(lambda: clock_s)
+
+    def refused(after_ms: int) -> bool:
+        return held.refusal(LARGE, "paid", NOW_MS + after_ms) is not None
+
+    slightly = load(at_ms=NOW_MS + AHEAD_MS)
+    held.apply(slightly.key(), slightly)
+    assert refused(0)
+    clock_s += YOUNG_MS / 1000
+    assert not refused(YOUNG_MS), "by its time stamp it would count for as long again"
+    an_hour = load(at_ms=NOW_MS + 3_600_000)
+    held.apply(an_hour.key(), an_hour)
+    assert not any(refused(after_ms) for after_ms in (0, YOUNG_MS))
+    clock_s += 3_600
+    assert not any(refused(after_ms) for after_ms in (3_600_000, 3_600_000 + YOUNG_MS))
+
+
+def test_what_is_read_late_counts_by_its_time_stamp() -> None:
+    held = Load(lambda: 100.0)
+    told = load()
+    held.apply(told.key(), told)
+    assert held.refusal(LARGE, "paid", NOW_MS + YOUNG_MS - 1) is not None
+    assert held.refusal(LARGE, "paid", NOW_MS + YOUNG_MS) is None
 
 
 def test_where_the_smaller_model_can_take_over_dispatch_decides() -> None:
     def refused(*loads: LoadMeasured) -> bool:
-        return refusal(LARGE, "paid", measured(load(), *loads), NOW_MS) is not None
+        return refusal(LARGE, "paid", measured(load(), *loads), NOW) is not None
 
     assert refused()
     assert not refused(load("small", "full"))
     assert refused(load("small", "refuse"))
     assert refused(load("small", "full", slots=0))
     assert refused(load("small", "full", NOW_MS - YOUNG_MS))
-    assert refusal(SMALL, "paid", measured(load("small")), NOW_MS) is not None
+    assert refusal(SMALL, "paid", measured(load("small")), NOW) is not None
 
 
 def test_a_tombstone_takes_a_measurement_away_and_other_records_say_nothing() -> None:
@@ -79,6 +124,7 @@ def test_a_tombstone_takes_a_measurement_away_and_other_records_say_nothing() ->
     held.apply(told.key(), told)
     held.apply(told.key(), EXAMPLES[AccountOpened])
     held.apply("other", None)
+    held.apply("other", load(stage="full"))
     assert held.refusal(LARGE, "paid", NOW_MS) is not None
     held.apply(told.key(), None)
     assert held.refusal(LARGE, "paid", NOW_MS) is None

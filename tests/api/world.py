@@ -257,7 +257,7 @@ class World:
         self.ids = Identities(b"a secret of the tests")
         self.accounts = Accounts()
         self.accounts_reader = CompactedReader(self.log, ACCOUNTS.name, self.accounts.apply, poll_s=0.01)
-        self.load = Load()
+        self.load = Load(lambda: self.time_ms / 1000)
         self._replies: dict[str, replies.Reply | None] = {}
         self._projected: dict[int, int] = {}
 
