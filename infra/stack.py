@@ -28,6 +28,7 @@ from infra.report import Failed, PartChanged, Progress, Ready, Report, ServersRe
 from infra.servers import Servers, plan_servers, server_parts
 from infra.settings import StackSettings
 from infra.supervisor import Supervisor
+from streams.settings import DispatchSettings
 
 SNAPSHOT_EVERY_S = 1.0
 PID_POLL_S = 0.5
@@ -144,13 +145,21 @@ async def _bring_up(
             await run_errand(arguments, env, tell, timeout_s=PROVISION_TIMEOUT_S)
             await supervisor.start(_processes(settings, folder, env, api_port))
             if not settings.planned:
-                tell("No worker runs (--workers 0): replies wait until one does.")
+                tell(without_workers())
             report(Ready(url, demo.key, time.monotonic() - began))
         else:
             report(ServersReady(servers.addresses.environment(), time.monotonic() - began))
         await snapshot
     finally:
         snapshot.cancel()
+
+
+def without_workers() -> str:
+    """What becomes of sends where no worker is started, by the environment, which is that of dispatch too."""
+    none = "No worker runs (--workers 0)"
+    if DispatchSettings().no_worker == "queue":
+        return f"{none}: replies wait until one does."
+    return f"{none}: sends are refused until one does (TURNLOG_NO_WORKER=refuse); those that come first wait."
 
 
 async def _make_and_start(supervisor: Supervisor, make: Callable[[], Part]) -> None:
