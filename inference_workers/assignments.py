@@ -136,7 +136,8 @@ class Assignments:
             return actions
         if self._is_cancelled(request.reply_id, now_ms):
             return [*actions, EndUnstarted(taken, cancelled=True, error=None)]
-        if self.waiting >= self.waiting_max:
+        starts = not self.waiting and self._has_room(request)
+        if self.waiting >= self.waiting_max and not starts:
             return [*actions, GiveBack(taken)]
         self._waiting[request.priority].append(taken)
         return [*actions, *self._begin_next(now_ms)]

@@ -11,6 +11,17 @@ from inference_workers.engine import Chunk, EngineError, Finish
 from schemas.values import Usage
 
 
+def refused(error: EngineError) -> "ChunkStream":
+    """A generation that never begins: its iteration raises this."""
+    stream = ChunkStream(_nothing)
+    stream.fail(error)
+    return stream
+
+
+async def _nothing() -> None:
+    return
+
+
 class ChunkStream:
     """A `Generation` that an engine feeds from its event loop.
 

@@ -12,14 +12,18 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 import msgspec
+import structlog
 
 from inference_workers.assignments import StopReason, Taken
+from inference_workers.chunks import refused
 from inference_workers.engine import Engine, EngineDead, EngineError, Finish, Generation, GenerationRequest
 from inference_workers.journal import UNDELIVERABLE, Journal, end_event, report, since
 from inference_workers.outcomes import Ending, HandBack, Outcome, broke, finished, stopped
 from inference_workers.pieces import Burst, Pieces
 from schemas.prefix import salt_of
 from schemas.values import Priority, Timings
+
+logger = structlog.get_logger("inference_workers")
 
 PRIORITY: Mapping[Priority, float] = {"paid": 0.75, "free": 0.25}
 """For engines that order what waits inside of them."""
@@ -55,7 +59,7 @@ class Run:
         self._began_ms = journal.now_ms()
         self._first_ms: int | None = None
         self._texts: list[str] = []
-        self._generation: Generation = engine.generate(engine_request(taken))
+        self._generation: Generation = begun(engine, engine_request(taken))
 
     @property
     def text(self) -> str:
@@ -100,6 +104,9 @@ class Run:
             return broke(error) if self._reason is None else stopped(self._reason)
         except EngineError as error:
             return broke(error) if self._reason is None else stopped(self._reason)
+        except Exception as error:  # an engine is other people's code: what it throws is one generation's end
+            logger.exception("engine_threw", generation_id=self.taken.id)
+            return broke(thrown(error)) if self._reason is None else stopped(self._reason)
         if finish is not None and self._reason in (None, "cancelled", "deadline", "stalled"):
             return finished(finish)
         if self._reason is None:
@@ -136,8 +143,28 @@ class Run:
 
     def _close(self) -> asyncio.Task[None]:
         if self._closing is None:
-            self._closing = asyncio.ensure_future(self._generation.aclose())
+            self._closing = asyncio.ensure_future(self._closed())
         return self._closing
+
+    async def _closed(self) -> None:
+        try:
+            await self._generation.aclose()
+        except Exception:
+            logger.exception("engine_threw", generation_id=self.taken.id)
+
+
+def begun(engine: Engine, request: GenerationRequest) -> Generation:
+    """The generation; where the engine throws instead of giving one, one that fails."""
+    try:
+        return engine.generate(request)
+    except Exception as error:
+        logger.exception("engine_threw", generation_id=request.id)
+        return refused(error if isinstance(error, EngineError) else thrown(error))
+
+
+def thrown(error: Exception) -> EngineError:
+    """What no engine should throw, as the failure of one generation."""
+    return EngineError(f"the engine failed in a way that it should not: {type(error).__name__}")
 
 
 def engine_request(taken: Taken) -> GenerationRequest:

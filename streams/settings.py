@@ -62,9 +62,9 @@ class TurnsSettings(StreamSettings):
 class DispatchSettings(StreamSettings):
     """Dispatch. Limits are per pool."""
 
-    lease_s: float = Field(default=3.0, ge=1, le=300)
+    lease_s: float = Field(default=3.0, ge=2.5, le=300)
     """A worker that has not renewed its lease for so long is dead."""
-    lease_stale_s: float = Field(default=2.0, gt=0, le=300)
+    lease_stale_s: float = Field(default=2.0, ge=1.5, le=300)
     """A worker that has not renewed its lease for so long counts as full."""
     attempts_max: int = Field(default=3, ge=1, le=100)
     queue_max: int = Field(default=10_000, ge=1)

@@ -1,12 +1,14 @@
 """Who is served next, and by whom: requests that wait are given to workers until nothing that waits fits.
 
 1. Paid before free, and within a priority as `streams.dispatch.lines` says. The worker is `placement`'s choice.
-2. Of every `ageing_share` placements one goes to the request that has waited longest, if it has waited `ageing_ms`: a
-   free one before a paid one. So nobody waits for ever.
+2. Of every `ageing_share` placements of a model one goes to an aged request, one that has waited `ageing_ms`: a free
+   one before a paid one; the next by fairness if it is aged, else the one that has waited longest. So nobody waits for
+   ever. Where it finds no room, the emptiest worker is kept for it and gets nothing else until it fits.
 3. A free one is given only where slots, and as large a part of the KV cache, are left for the paid traffic to come
    (`load`, rule 5).
 4. A request that finds no room holds up those behind it, so that a large one gets its turn; but not one that has to
-   run alone among its like (`placement`, rule 2): it lets others pass, and is looked at again in the next round.
+   run alone among its like (`placement`, rule 2): it lets others pass, and is looked at again in the next round. So
+   does one whose `reset` is not known to be in `tokens` yet, and one that was handed back a moment ago.
 5. So does one whose `reset` is not known to be in `tokens` yet: a worker's words for its next attempt would come before
    it, and readers would never be told why.
 """
@@ -34,43 +36,55 @@ def place(round_: Round) -> None:
 
 def _place(round_: Round, model: str, able: dict[int, Worker]) -> None:
     apart: list[Request] = []
-    while (found := _next(round_, model, able)) is not None:
+    for_age = True
+    while (found := _next(round_, model, able, for_age=for_age)) is not None:
         request, aged = found
-        if request.progress.unwritten:
-            round_.queue.step_aside(request)
-            apart.append(request)
-            continue
-        had_it = round_.affinity.get(request.admitted.conversation_id)
-        worker = choose(list(able.values()), request, had_it, round_.last_inbox, round_.limits)
+        worker = None if _must_wait(round_, request) else _chosen(round_, request, able)
         if worker is not None:
             able[worker.registered.inbox] = round_.give(request, worker)
-            round_.unaged = 0 if aged else round_.unaged + 1
-        elif request.progress.lost >= ISOLATED_FROM:
+            round_.unaged[model] = 0 if aged else round_.unaged.get(model, 0) + 1
+        elif _must_wait(round_, request) or request.progress.lost >= ISOLATED_FROM:
             round_.queue.step_aside(request)
             apart.append(request)
+        elif aged and len(able) > 1:
+            able.pop(min(able, key=lambda inbox: (able[inbox].held_tokens, inbox)))
+            for_age = False
         else:
             break
     for request in apart:
         round_.queue.step_back(request)
 
 
-def _next(round_: Round, model: str, able: Mapping[int, Worker]) -> tuple[Request, bool] | None:
+def _must_wait(round_: Round, request: Request) -> bool:
+    return request.progress.unwritten or request.progress.not_before_ms > round_.now_ms
+
+
+def _chosen(round_: Round, request: Request, able: Mapping[int, Worker]) -> Worker | None:
+    had_it = round_.affinity.get(request.admitted.conversation_id)
+    return choose(list(able.values()), request, had_it, round_.last_inbox, round_.limits)
+
+
+def _next(round_: Round, model: str, able: Mapping[int, Worker], *, for_age: bool) -> tuple[Request, bool] | None:
     """The request to be served next, and whether it is for its age. `able`: workers of the model that are there."""
     lines = list(round_.queue.of(model))
     if round_.limits.queueing == "fifo":
         places = [place for _, line in lines if (place := line.oldest()) is not None]
         return (round_.requests[min(places)[1]], False) if places else None
-    if round_.unaged >= round_.limits.ageing_share - 1:
+    if for_age and round_.unaged.get(model, 0) >= round_.limits.ageing_share - 1:
         for _, line in reversed(lines):
-            oldest = line.oldest()
-            request = round_.requests[oldest[1]] if oldest else None
-            if request is not None and round_.now_ms - request.admitted.submitted_at_ms >= round_.limits.ageing_ms:
-                return request, True
+            for place in (line.head(), line.oldest()):
+                request = round_.requests[place[1]] if place else None
+                if request is not None and _is_aged(round_, request):
+                    return request, True
     for priority, line in lines:
         head = line.head()
         if head is not None and (priority == "paid" or _is_spare(round_, model, able.values())):
             return round_.requests[head[1]], False
     return None
+
+
+def _is_aged(round_: Round, request: Request) -> bool:
+    return round_.now_ms - request.admitted.submitted_at_ms >= round_.limits.ageing_ms
 
 
 def _is_spare(round_: Round, model: str, able: Collection[Worker]) -> bool:

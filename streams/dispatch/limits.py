@@ -26,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts that workers lost; then the reply ends as failed, `worker_lost`."""
     stalls_max: int = 2
     """Attempts in which the engine fell silent; then it ends as failed, `engine_stalled`."""
-    returns_max: int = 20
+    returns_max: int = 40
     """Attempts that workers handed back; then it ends as failed, `not_served`."""
     queue_max: int = 10_000
     """Waiting requests of a pool; one more is refused, `queue_full`."""
@@ -43,6 +43,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     running_max_paid: int = 1_024
     overload: float = 1.2
     """No worker gets more than so many times its share of what runs, while another one has room."""
+    slots_max: int = 1_000_000
+    """A worker that claims more, or more KV tokens than the next, is not heard."""
+    kv_tokens_max: int = 10**12
     inboxes: int = 16
     """Partitions of the priority topics; a worker that claims another one is not heard."""
     recent_max: int = 10_000

@@ -8,7 +8,7 @@
    something waits. Thresholds of paid traffic are `paid_patience` times as high, and its stage is never above that of
    free traffic: paid passes the stages last.
 3. A stage is left, one at a time, when the forecast has been below `leave_share` of its threshold for `hold_ms`.
-4. Where nothing is known of any worker, no stage changes.
+4. Where nothing is known of any worker, no stage changes; where none has worked for long, there is none.
 5. Free traffic leaves so many slots free that of a hundred paid arrivals one at most finds none. Slots that become
    free go to paid traffic first, so what is kept for it behaves like a stock that is refilled at the rate of all ends
    and taken from at the rate of paid arrivals: an arrival finds it empty with the probability of their ratio to the
@@ -69,6 +69,11 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Slots that free traffic leaves free."""
 
     @property
+    def works(self) -> bool:
+        """Somebody runs something, or would: not all are silent, draining, or full of nothing."""
+        return self.running > 0 or self.free_slots > 0
+
+    @property
     def kv_share(self) -> float:
         """Part of the KV cache that is spoken for; 0 where engines do not say what they have."""
         return self.kv_tokens_held / self.kv_tokens if self.kv_tokens else 0.0
@@ -109,15 +114,14 @@ def reserve(paid_per_s: float, slots: int, hold_ms: float | None) -> int:
 
 
 def wait_ms(capacity: Capacity, ahead: int, hold_ms: float | None, priority: Priority = "paid") -> int | None:
-    """Forecast of the wait behind `ahead` requests; None where no worker runs. Rule 1."""
-    if not capacity.slots:
+    """Forecast of the wait behind `ahead` requests; None where no worker works. Rule 1."""
+    if not capacity.works:
         return None
     kept = capacity.reserved if priority == "free" else 0
     behind = ahead + 1 - max(0, capacity.free_slots - kept)
     if behind <= 0:
         return 0
-    working = capacity.running or capacity.slots
-    return round(behind * (HOLD_GUESS_MS if hold_ms is None else hold_ms) / working)
+    return round(behind * (HOLD_GUESS_MS if hold_ms is None else hold_ms) / (capacity.running or capacity.slots))
 
 
 def next_level(

@@ -32,6 +32,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Lease of the worker that has it, while given."""
     kv_tokens: int = 0
     """What it takes there."""
+    not_before_ms: int = 0
+    """It was handed back because there was no room: not to be given again before."""
     cancelled: bool = False
     """Never to be given again; ends as cancelled if its worker dies."""
     reset_reason: str = ""
@@ -117,8 +119,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """Ended replies, the newest last."""
     affinity: OrderedDict[str, int] = msgspec.field(default_factory=OrderedDict)
     """Conversation -> inbox of the worker that had it last; the newest last."""
-    unaged: int = 0
-    """Placements since the last one of an aged request."""
+    unaged: Mapping[str, int] = {}
+    """By model: placements since the last one of an aged request."""
     last_inbox: int = -1
     hold_ms: Mapping[str, float] = {}
     """By model: how long generations hold their slots."""

@@ -37,7 +37,7 @@ class Round:
         self.recent: Memory[bool] = Memory(pool.recent, limits.recent_max)
         self.affinity: Memory[int] = Memory(pool.affinity, limits.affinity_max)
         self.next_deadline_ms = pool.next_deadline_ms
-        self.unaged = pool.unaged
+        self.unaged = dict(pool.unaged)
         self.last_inbox = pool.last_inbox
         self.hold_ms = dict(pool.hold_ms)
         self.paid_rates = dict(pool.paid_rates)
@@ -192,7 +192,14 @@ class Round:
         self.outbox.to_inbox(request, events.revoked(request))
 
     def again(
-        self, request: Request, reason: str, *, killed: str | None = None, returned: int = 0, stalled: int = 0
+        self,
+        request: Request,
+        reason: str,
+        *,
+        killed: str | None = None,
+        returned: int = 0,
+        stalled: int = 0,
+        not_before_ms: int = 0,
     ) -> None:
         """An attempt is void, and cost nothing: the request waits for its next one, at its old place."""
         self.count("attempt", reason)
@@ -204,6 +211,7 @@ class Round:
             killed=before.killed if killed is None else (*before.killed, killed),
             returned=before.returned + returned,
             stalled=before.stalled + stalled,
+            not_before_ms=not_before_ms,
             reset_reason=reason,
             unwritten=True,
         )

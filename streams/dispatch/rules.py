@@ -7,11 +7,12 @@
 4. A registration takes the inbox from an older one. A worker dies when its lease expires or is superseded, or when it
    says that its engine is dead: what it had is given again as the next attempt, ends as cancelled if that was asked
    for, or as failed (`worker_lost`) after `attempts_max`. A release gives it away at once.
-5. Of what a dead worker had, the only one that has been with a dying worker before did it, it seems: it fails as
-   `poison` and is parked. Where there are several such, each is given again alone among its like, and fails so when
-   its worker dies then.
-6. What a worker hands back is given again at once, but not to that worker before it has renewed. What it hands back
-   because its engine fell silent fails after `stalls_max`.
+5. A request that was with two dying workers, with the second one alone, did it: it fails as `poison` and is parked. So
+   does one that was with three, with the third one alone among its like (`placement`, rule 2). One death beside others
+   says too little: those that were with it are as likely.
+6. What a worker hands back is given again at once, but not to that worker before it has renewed; what is handed back
+   again and again for want of room waits longer each time, and fails as `not_served` after `returns_max`. What is
+   handed back because its engine fell silent fails after `stalls_max`.
 7. Past its deadline a request ends as failed (`deadline_exceeded`), waiting or running.
 8. What waits is given to workers by `streams.dispatch.giving`.
 """
@@ -56,6 +57,10 @@ NEVER_MS = 2**62
 DEATHS = frozenset({"engine_dead", "engine_stuck"})
 """Reasons for a hand-back that say that the worker is going to be replaced."""
 STALLED = "engine_stalled"
+NO_ROOM = frozenset({"engine_overloaded", "interrupted"})
+"""Reasons for a hand-back after which the same, elsewhere, may be no better: from the second one on it waits longer and
+longer, so that an outage of what all workers stand on is outlived."""
+BACKOFF_MS, BACKOFF_MS_MAX = 500, 15_000
 TOLD = {"handed_back": "handed_over", "": "handed_over"}
 """What readers are told where it is not the reason itself."""
 
@@ -163,7 +168,9 @@ def _finished(round_: Round, event: GenerationFinished) -> None:
 
 def _registered(round_: Round, event: WorkerRegistered, epoch: int) -> None:
     older = round_.workers.get(event.inbox)
-    if not 0 <= event.inbox < round_.limits.inboxes or event.slots < 1:
+    limits = round_.limits
+    possible = 1 <= event.slots <= limits.slots_max and 0 <= event.kv_tokens <= limits.kv_tokens_max
+    if not 0 <= event.inbox < limits.inboxes or not possible:
         return
     if older is not None:
         if older.epoch >= epoch:
@@ -175,13 +182,12 @@ def _registered(round_: Round, event: WorkerRegistered, epoch: int) -> None:
 def _died(round_: Round, worker: Worker, reason: str) -> None:
     """Rules 4 and 5."""
     held = round_.held_by(worker)
-    before = [request for request in held if request.progress.lost]
     instance = worker.registered.instance
     for request in held:
         round_.revoke(request)
         if request.progress.cancelled:
             round_.end(request, "cancelled", None)
-        elif request.progress.lost >= ISOLATED_FROM or before == [request]:
+        elif request.progress.lost >= ISOLATED_FROM or (request.progress.lost and len(held) == 1):
             round_.park(request, instance, POISON)
         else:
             _again(round_, request, reason, killed=instance)
@@ -245,7 +251,16 @@ def _again(
     elif handed_back >= limits.returns_max:
         round_.end(request, "failed", not_served(reason))
     else:
-        round_.again(request, reason, killed=killed, returned=int(returned), stalled=int(stalled))
+        later = reason in NO_ROOM and progress.returned > 0
+        wait_ms = min(BACKOFF_MS_MAX, BACKOFF_MS * 2 ** min(progress.returned - 1, 16)) if later else 0
+        round_.again(
+            request,
+            reason,
+            killed=killed,
+            returned=int(returned),
+            stalled=int(stalled),
+            not_before_ms=round_.now_ms + round(wait_ms) if later else 0,
+        )
 
 
 def _stop(

@@ -116,7 +116,7 @@ def observe(round_: Round, models: Mapping[str, Model]) -> None:
         before = [_level(round_, model, priority) for priority in PRIORITIES]
         _measure(round_, model)
         changed = changed or before != [_level(round_, model, priority) for priority in PRIORITIES]
-        if capacity(round_, model).workers:
+        if capacity(round_, model).works:
             round_.empty_since_ms.pop(model, None)
         else:
             round_.empty_since_ms.setdefault(model, round_.flow_ms)
@@ -201,7 +201,10 @@ def _stage(round_: Round, model: str, priority: Priority) -> Stage:
 
 
 def _measure(round_: Round, model: str) -> None:
-    """The levels by now, kept."""
+    """The levels by now, kept; none where nobody has worked for long: that has an answer of its own."""
+    if _is_without_workers(round_, model):
+        round_.levels.update({(model, one): Level() for one in PRIORITIES})
+        return
     thresholds = round_.limits.thresholds
     has, waiting = capacity(round_, model), round_.queue.eligible_of(model)
     for one in PRIORITIES:

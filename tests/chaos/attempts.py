@@ -21,7 +21,7 @@ ENDS = {
 """Codes that a reply may end with, by its fault; one that was cancelled, or echoed, has none."""
 DEATHS = frozenset({"worker_lost", "worker_replaced", "engine_dead", "engine_stuck"})
 RETURNS = frozenset({"handed_over", "engine_overloaded", "interrupted", "undeliverable"})
-RETURNS_MAX = 20
+RETURNS_MAX = 40
 UNKNOWN = "restarted"
 """What a stream says of an attempt that began before its reset came; the log has the reason."""
 LOST_WITHIN_MS = 30_000

@@ -245,18 +245,29 @@ def test_an_attempt_that_came_to_nothing_costs_its_account_nothing() -> None:
     assert given_to(drive.take(registered(1, slots=1))) == [("rep_1", 2)]
 
 
-def test_the_only_one_that_was_with_two_dying_workers_is_poison_and_parked() -> None:
+def test_one_that_is_alone_with_its_second_dying_worker_is_poison_and_parked() -> None:
     drive = driver()
     drive.take(registered(0, instance="a"), admitted(1), admitted(2))
     drive.pass_time(3_000)
     drive.take(registered(0, instance="b", slots=3))
     drive.take(finished(2, attempt=2, epoch=1))
-    drive.take(admitted(3), admitted(4))
     drive.pass_time(3_000)
     assert ends(drive) == [("rep_1", "failed", "poison")]
     [parked] = of([output.event for output in drive.outputs], GenerationParked)
     assert (parked.reply_id, parked.workers, parked.admitted.reply_id) == ("rep_1", ("a", "b"), "rep_1")
-    assert sorted(given_to(drive.take(registered(0, instance="c", slots=4)))) == [("rep_3", 2), ("rep_4", 2)]
+
+
+def test_one_that_was_with_two_dying_workers_beside_others_is_not_judged_for_it() -> None:
+    drive = driver()
+    drive.take(registered(0, instance="a"), admitted(1))
+    drive.pass_time(3_000)
+    drive.take(registered(0, instance="b", slots=3), admitted(2))
+    drive.pass_time(3_000)
+    assert ends(drive) == []
+    taken = drive.take(registered(0, instance="c", slots=3))
+    assert sorted(given_to(taken)) == [("rep_1", 3), ("rep_2", 2)]
+    drive.pass_time(3_000)
+    assert ends(drive) == [("rep_1", "failed", "poison")], "now it was with three, with the last alone among its like"
 
 
 def test_several_that_were_with_two_dying_workers_go_on_each_alone_among_its_like() -> None:
@@ -292,7 +303,17 @@ def test_returns_are_bounded_too() -> None:
     assert ends(drive) == [("rep_1", "failed", "not_served")]
 
 
-@pytest.mark.parametrize("worker", [registered(99), registered(-1), registered(0, slots=0)])
+@pytest.mark.parametrize(
+    "worker",
+    [
+        registered(99),
+        registered(-1),
+        registered(0, slots=0),
+        registered(0, slots=10**400),
+        registered(0, kv_tokens=-1),
+        registered(0, kv_tokens=10**400),
+    ],
+)
 def test_a_worker_that_makes_no_sense_is_not_heard(worker: Event) -> None:
     drive = driver()
     assert drive.take(worker, admitted(1)) == []

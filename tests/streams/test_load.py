@@ -124,6 +124,11 @@ def test_a_stage_never_goes_down_by_more_than_one_nor_sooner_than_its_time(steps
             changed_ms = flow_ms
 
 
+def test_workers_that_say_they_are_full_of_nothing_do_not_work() -> None:
+    assert wait_ms(Capacity(workers=2, slots=64, free_slots=0, running=0), 100, 1_000.0) is None
+    assert wait_ms(Capacity(workers=2, slots=64, free_slots=0, running=1), 100, 1_000.0) is not None
+
+
 def test_what_is_not_known_changes_nothing() -> None:
     for stage in STAGES:
         assert after(Level(stage, 5), None, 100_000) == Level(stage, 5)

@@ -291,3 +291,26 @@ def test_where_a_stage_refuses_the_time_to_try_again_is_told() -> None:
     told_now = reports(drive, ask(1))
     assert told_now["big"].stage_free == "refuse"
     assert told_now["big"].retry_after_s == 10
+
+
+def test_a_stage_does_not_outlive_the_workers_it_was_about() -> None:
+    drive = loaded(3)
+    drive.flow_ms += 1_000
+    assert reports(drive, ask(1))["big"].stage_free == "refuse"
+    drive.take(released())
+    drive.pass_time(3_600_000, tick_ms=60_000)
+    before = len(of(drive.after, GenerationEnded))
+    drive.take(ask(2, deadline_at_ms=drive.now_ms + 900_000))
+    assert len(of(drive.after, GenerationEnded)) == before, "it waits for a worker, as was chosen"
+    assert drive.before[-1].notice.code == "no_worker"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("how", [{"free_slots": 0}, {"draining": True}])
+def test_workers_of_which_none_takes_anything_for_long_count_as_none(how: dict[str, Any]) -> None:
+    drive = driver(no_worker="refuse", no_worker_ms=10_000)
+    drive.take(registered(model="big"))
+    for renewal in range(12):
+        drive.take(leased(renewal=renewal, **how))
+        drive.pass_time(1_000)
+    drive.take(leased(renewal=99, **how), ask(1))
+    assert [(e.error.code if e.error else "") for e in of(drive.after, GenerationEnded)] == ["no_worker"]

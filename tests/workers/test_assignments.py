@@ -175,6 +175,12 @@ def test_draining_gives_back_what_waits_and_what_arrives() -> None:
     assert shown(m.give_up()) == [("Stop", "a-1", "handed_back")]
 
 
+def test_a_worker_without_a_queue_takes_what_it_can_begin() -> None:
+    m = machine(slots=1, waiting_max=0)
+    assert shown(m.requested(request("a"), 0)) == [("Begin", "a-1")]
+    assert shown(m.requested(request("b"), 0)) == [("GiveBack", "b-1")]
+
+
 def test_no_more_start_than_the_kv_cache_holds_and_none_passes_another() -> None:
     m = machine(slots=4, kv_tokens=100)
     assert shown(m.requested(request("a", kv_tokens=60), 0)) == [("Begin", "a-1")]

@@ -5,11 +5,11 @@ import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
-from inference_workers.engine import Engine, EngineStats
+from inference_workers.engine import Engine, EngineStats, GenerationRequest
 from inference_workers.engines.clock import RealClock
 from inference_workers.engines.scripted import ScriptedEngine
 from inference_workers.engines.simulated import SimulatedEngine
@@ -447,6 +447,57 @@ async def test_an_engine_that_does_not_tell_how_it_is_counts_as_full(benches: li
     bench = await start(benches, Deaf(model="m", slots=4, context_tokens=100))
     await bench.until(lambda: len(bench.of(WorkerLeased)) > 2)
     assert {leased.free_slots for leased in bench.of(WorkerLeased)} == {0}
+
+
+@pytest.mark.parametrize("where", ["generate", "iterate", "close"])
+async def test_an_engine_that_throws_what_it_should_not_fails_that_generation_alone(
+    benches: list[Bench], where: str
+) -> None:
+    class Careless(ScriptedEngine):
+        def generate(self, request: GenerationRequest) -> Any:
+            made = super().generate(request)
+            if "careless" not in request.messages[-1].content:
+                return made
+            if where == "generate":
+                raise RecursionError
+            return Throwing(made, where)
+
+    bench = await start(benches, Careless(model="m", slots=4, context_tokens=1000))
+    bench.request("fine", {"chunks": 40, "every_ms": 10})
+    bench.request("bad", "careless")
+    bad, fine = await bench.ended("bad"), await bench.ended("fine")
+    assert fine.status == "completed"
+    if where == "close":
+        assert bad.status == "completed"
+    else:
+        assert bad.error is not None
+        assert (bad.status, bad.error.code) == ("failed", "engine_error")
+    assert not bench.task.done()
+
+
+class Throwing:
+    """A generation that throws what no engine should, where it is told to."""
+
+    def __init__(self, inner: Any, where: str) -> None:
+        self._inner = inner
+        self._where = where
+
+    @property
+    def usage(self) -> Usage:
+        return self._inner.usage  # type: ignore[no-any-return]
+
+    def __aiter__(self) -> "Throwing":
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._where == "iterate":
+            raise OverflowError
+        return await anext(self._inner)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+        if self._where == "close":
+            raise ValueError("closing")
 
 
 async def test_a_finished_generation_tells_how_long_it_ran(benches: list[Bench]) -> None:
