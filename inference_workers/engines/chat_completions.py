@@ -5,12 +5,12 @@ and must not come back as one in the next turn's prompt. Its tokens are counted 
 """
 
 import hashlib
-import json
 from typing import Any, Literal
 
 import msgspec
 
 from inference_workers.engine import Finish, GenerationRequest, Value
+from inference_workers.engines.upstream_json import Malformed, anything, decoded
 
 UsageMode = Literal["no", "end", "each"]
 PriorityMode = Literal["no", "low_first", "high_first", "fraction"]
@@ -98,10 +98,6 @@ class Part(Value, frozen=True):
     tokens: Tokens | None = None
 
 
-class Malformed(ValueError):
-    """A chunk is not what it should be."""
-
-
 class ErrorInside(Exception):
     """A chunk is an error object."""
 
@@ -134,13 +130,10 @@ _decoder = msgspec.json.Decoder(_Chunk)
 
 
 def part_of(event_type: bytes, data: bytes) -> Part:
-    """What an event's data says. Raises `Malformed` or `ErrorInside`."""
-    try:
-        chunk = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        chunk = _leniently(data, error)
+    """What an event's data says. Raises `Malformed` or `ErrorInside`, and nothing else whatever the data are."""
+    chunk = decoded(data, _decoder)
     if chunk.error or chunk.object == "error" or event_type == b"error":
-        raise ErrorInside(json.loads(data))
+        raise ErrorInside(_told(chunk, data))
     text, thought, finish = "", False, None
     for choice in chunk.choices or ():
         if choice.index:
@@ -152,21 +145,20 @@ def part_of(event_type: bytes, data: bytes) -> Part:
     return Part(text=text, thought=thought, finish=finish, tokens=_tokens(chunk.usage))
 
 
-def _leniently(data: bytes, error: Exception) -> _Chunk:
-    """A chunk whose text holds half a surrogate pair is JSON, but no text yet (see `Characters`)."""
+def _told(chunk: _Chunk, data: bytes) -> object:
+    """The whole object, or of one that cannot be read as a whole its error."""
     try:
-        return msgspec.convert(json.loads(data), _Chunk)
-    except (ValueError, RecursionError, msgspec.MsgspecError):
-        raise Malformed(str(error)) from error
+        return decoded(data, anything)
+    except Malformed:
+        return {"error": chunk.error}
 
 
 def _text(content: object) -> str:
     """A text, or a list of parts of which the texts count."""
-    if isinstance(content, str):
-        return content
     if isinstance(content, list):
-        return "".join(_text(part.get("text")) for part in content if isinstance(part, dict))
-    return ""
+        texts = (part.get("text") for part in content if isinstance(part, dict))
+        return "".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
 
 
 def _tokens(usage: object) -> Tokens | None:

@@ -6,7 +6,7 @@ events are the same: lines are put together as bytes, so that no character is de
 of no use to a reader that does not reconnect.
 """
 
-EVENT_BYTES_MAX = 4 * 1024 * 1024
+EVENT_BYTES_MAX = 256 * 1024
 """Of one event, and of one line."""
 
 

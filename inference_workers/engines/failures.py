@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import msgspec
-
 from inference_workers.engine import (
     ContextTooLong,
     EngineError,
@@ -26,6 +24,7 @@ from inference_workers.engine import (
     Value,
 )
 from inference_workers.engines.providers import Kind
+from inference_workers.engines.upstream_json import Malformed, anything, decoded, in_words
 
 MESSAGE_CHARS_MAX = 400
 BODY_BYTES_MAX = 64 * 1024
@@ -131,8 +130,8 @@ def of_response(source: Source, status: int, headers: Mapping[str, str], body: b
 
 def of_object(source: Source, told: object) -> Failure:
     """The failure that an error object inside a stream tells, after a status of 200."""
-    code, message = _code(told), _message(told) or str(told)
-    number = str(_member(told, "code"))
+    code, message = _code(told), _message(told) or in_words(told)
+    number = in_words(_member(told, "code"))
     kind = _KIND_OF_CODE.get(code)
     if kind is None and number.isascii() and number.isdigit():
         kind = _KIND_OF_STATUS.get(int(number[:3])) or ("absent" if number.startswith("4") else "broken")
@@ -160,7 +159,7 @@ def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
         except ValueError:
             try:
                 wanted_s = parsedate_to_datetime(value).timestamp() - now_s
-            except ValueError:
+            except (ValueError, TypeError, OverflowError, OSError):  # of a date that is none, or beyond all clocks
                 continue
         if not math.isnan(wanted_s):
             return min(max(wanted_s, 0.0), RETRY_AFTER_MAX_S)
@@ -212,8 +211,8 @@ def _said(source: Source, code: str, message: str) -> str:
 
 def _object(body: bytes) -> object:
     try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return decoded(body, anything)
+    except Malformed:
         return None
 
 
@@ -234,7 +233,7 @@ def _member(told: object, name: str) -> Any:
 def _code(told: object) -> str:
     """Its code or type in words, else its number."""
     found = [_member(told, "code"), _member(told, "type")]
-    words = [str(value)[:80].lower() for value in found if isinstance(value, str | int) and value]
+    words = [in_words(value)[:80].lower() for value in found if isinstance(value, str | int) and value]
     return next((word for word in words if not word.isdigit()), words[0] if words else "")
 
 
@@ -242,5 +241,4 @@ def _message(told: object) -> str:
     inner = _inner(told)
     if isinstance(inner, str):
         return inner
-    value = _member(told, "message") or _member(told, "detail")
-    return value if isinstance(value, str) else "" if value is None else str(value)
+    return in_words(_member(told, "message") or _member(told, "detail"))

@@ -7,8 +7,8 @@ Rules:
 2. A stream without a `finish_reason` has not ended well, whatever came. One with it has, even when its usage or
    `[DONE]` did not come any more.
 3. A generation that is closed closes its connection: that is what frees the upstream's slot.
-4. Tokens are those of the upstream's usage. Where it tells none, each chunk with text or thinking counts as one, the
-   prompt is estimated from its bytes, and `Usage.counted` is False.
+4. Tokens are those of the upstream's usage. Where it tells none, or one that cannot be this generation's, each chunk
+   with text or thinking counts as one, the prompt is estimated from its bytes, and `Usage.counted` is False.
 5. Stop sequences are sent, as many as the upstream takes, and all are held to here.
 """
 
@@ -16,6 +16,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import structlog
@@ -35,7 +36,7 @@ from inference_workers.engines import providers
 from inference_workers.engines.chat_completions import Part
 from inference_workers.engines.circuits import Circuits, now_s
 from inference_workers.engines.failures import Failed, Failure, error_of, error_of_all
-from inference_workers.engines.openai_answer import Answer
+from inference_workers.engines.openai_answer import Answer, CountedStream
 from inference_workers.engines.openai_provider import Patience, Provider
 from inference_workers.engines.openai_upstream import Upstream
 from inference_workers.engines.providers import Ask, Asked, GiveUp, Limits, Wait
@@ -153,22 +154,23 @@ class OpenAiCompatibleEngine:
                 await asyncio.wait({running.task}, timeout=RELEASE_S)
             self._release(running)
 
-        running = Running(request, Answer(request, close, self._settings.bytes_per_token))
         try:
             if not self._runs:
                 raise EngineDead("the engine does not run")
             check(request)
         except EngineError as error:
-            running.over = True
-            running.stream.fail(error)
-            return running.stream
+            refused = CountedStream(_nothing)
+            refused.fail(error)
+            return refused
+        settings = self._settings
+        running = Running(request, Answer(request, close, settings.bytes_per_token, settings.context_tokens))
         if self._slots.enter(running):
             self._begin(running)
         return running.stream
 
     def _begin(self, running: Running) -> None:
         running.task = asyncio.create_task(self._carry(running))
-        running.task.add_done_callback(_raise_bugs)
+        running.task.add_done_callback(partial(_ended, running))
 
     async def _carry(self, running: Running) -> None:
         """One generation from its first request to its end."""
@@ -263,6 +265,13 @@ class OpenAiCompatibleEngine:
         return None
 
 
-def _raise_bugs(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.result()
+def _ended(running: Running, task: asyncio.Task[None]) -> None:
+    """A bug of ours ends its own generation, and is told."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        running.stream.fail(EngineError(f"the engine failed: {type(error).__name__}"))
+        logger.error("engine_bug", exc_info=error)
+
+
+async def _nothing() -> None:
+    return

@@ -9,11 +9,13 @@ import httpx
 import msgspec
 
 from inference_workers.engine import GenerationRequest
-from inference_workers.engines.chat_completions import ErrorInside, Malformed, Part, body, part_of
+from inference_workers.engines.chat_completions import ErrorInside, Part, body, part_of
 from inference_workers.engines.event_stream import EventReader, TooLarge
 from inference_workers.engines.failures import BODY_BYTES_MAX, Failed, of_object, of_response, of_words
+from inference_workers.engines.openai_answer import TooMuchText
 from inference_workers.engines.openai_provider import Patience, Provider
 from inference_workers.engines.providers import Kind
+from inference_workers.engines.upstream_json import Malformed
 
 DONE = b"[DONE]"
 
@@ -28,6 +30,12 @@ TAIL_S = 0.05
 
 USAGE_S = 5.0
 """How long the usage may take after the last token."""
+
+LOOK_PATIENCE = 2
+"""A look at a provider takes no more than so many times the longest wait for a connection."""
+
+BROKEN = (httpx.RequestError, httpx.InvalidURL, httpx.StreamError)
+"""What httpx raises for what a server sends, a redirect to what is no address among them."""
 
 
 class Upstream:
@@ -59,15 +67,23 @@ class Upstream:
         root = str(httpx.URL(provider.base_url).copy_with(path="/")).rstrip("/")
         url = f"{root}/{path.lstrip('/')}" if path.startswith("//") else f"{provider.base_url}/{path.lstrip('/')}"
         try:
-            answer = await self._client.get(url, headers={"accept": "*/*"}, timeout=self._patience.connect_s)
-        except httpx.RequestError as error:
-            return f"{of_words(provider.source, 'broken', _words(error)).text} ({url})"
-        if answer.status_code >= 400:
-            told = of_response(
-                provider.source, answer.status_code, answer.headers, answer.content[:BODY_BYTES_MAX], time.time()
-            )
-            return f"{told.text} ({url})"
-        return None
+            async with asyncio.timeout(LOOK_PATIENCE * self._patience.connect_s):
+                return await self._looked(url)
+        except TimeoutError:
+            words = "no answer in time"
+        except BROKEN as error:
+            words = _words(error)
+        return f"{of_words(provider.source, 'broken', words).text} ({url})"
+
+    async def _looked(self, url: str) -> str | None:
+        """Of a good answer nothing is read but its status, of an error no more than `BODY_BYTES_MAX`."""
+        wait = httpx.Timeout(self._patience.connect_s)
+        async with self._client.stream("GET", url, headers={"accept": "*/*"}, timeout=wait) as answer:
+            if answer.status_code < 400:
+                return None
+            told = await _beginning(answer)
+            failure = of_response(self.provider.source, answer.status_code, answer.headers, told, time.time())
+            return f"{failure.text} ({url})"
 
     async def ask(self, request: GenerationRequest, began: Callable[[], None], take: Callable[[Part], bool]) -> None:
         """Send the request, hand over the parts of the answer; returns at the end of the stream, or when `take` has
@@ -75,7 +91,7 @@ class Upstream:
 
         Args:
             began: the provider has accepted the request.
-            take: takes a part; True: no more is wanted.
+            take: takes a part; True: no more is wanted. May raise `TooMuchText`.
 
         Raises:
             Failed: with what happened.
@@ -93,7 +109,7 @@ class Upstream:
             raise self._failed("broken", f"no {waiting.what} within {waiting.length_s:g} s") from error
         except httpx.PoolTimeout as error:
             raise self._failed("busy", "all connections to it are in use") from error
-        except httpx.RequestError as error:
+        except BROKEN as error:
             raise self._failed("broken", _words(error)) from error
 
     @contextlib.asynccontextmanager
@@ -131,12 +147,10 @@ class Upstream:
     async def _accepted(self, response: httpx.Response) -> None:
         kind = response.headers.get("content-type", "")
         if response.status_code == 200 and kind.partition(";")[0].strip().lower() == "text/event-stream":
+            if _encoded(response):
+                raise self._failed("broken", "answered in an encoding that was not asked for")
             return
-        told = b""
-        async for piece in response.aiter_bytes():
-            told += piece
-            if len(told) >= BODY_BYTES_MAX:
-                break
+        told = await _beginning(response)
         if response.status_code != 200:
             raise Failed(of_response(self.provider.source, response.status_code, response.headers, told, time.time()))
         try:
@@ -151,7 +165,7 @@ class Upstream:
         self, response: httpx.Response, take: Callable[[Part], bool], timer: asyncio.Timeout, waiting: "_Waiting"
     ) -> None:
         reader = EventReader()
-        pieces = response.aiter_bytes()
+        pieces = response.aiter_raw()
         async for piece in pieces:
             for kind, data in self._events(reader, piece):
                 if data.strip() == DONE:
@@ -159,7 +173,7 @@ class Upstream:
                     await _exhaust(pieces)
                     return
                 part = self._part(kind, data)
-                if take(part):
+                if self._enough(take, part):
                     return
                 if part.finish is not None:
                     timer.reschedule(waiting.for_usage())
@@ -179,6 +193,12 @@ class Upstream:
             raise self._failed("broken", f"a chunk that is no chunk: {error}") from error
         except ErrorInside as error:
             raise Failed(of_object(self.provider.source, error.told)) from error
+
+    def _enough(self, take: Callable[[Part], bool], part: Part) -> bool:
+        try:
+            return take(part)
+        except TooMuchText as error:
+            raise self._failed("broken", str(error)) from error
 
     def _failed(self, kind: Kind, words: str) -> Failed:
         return Failed(of_words(self.provider.source, kind, words))
@@ -211,12 +231,29 @@ class _Waiting:
         return (asyncio.get_running_loop().time() if from_s is None else from_s) + length_s
 
 
+async def _beginning(response: httpx.Response) -> bytes:
+    """Of a body what is read, at most `BODY_BYTES_MAX`; nothing of one that would have to be unpacked."""
+    told = b""
+    if _encoded(response):
+        return told
+    async for piece in response.aiter_raw():
+        told += piece
+        if len(told) >= BODY_BYTES_MAX:
+            break
+    return told[:BODY_BYTES_MAX]
+
+
+def _encoded(response: httpx.Response) -> bool:
+    """Whether the body is packed: what it may grow to nobody knows, so it is not unpacked."""
+    return response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity")
+
+
 async def _exhaust(pieces: AsyncIterator[bytes]) -> None:
     async for _ in pieces:
         pass
 
 
-def _words(error: httpx.RequestError) -> str:
+def _words(error: Exception) -> str:
     match error:
         case httpx.ConnectTimeout():
             return "no connection in time"

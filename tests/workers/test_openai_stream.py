@@ -281,7 +281,7 @@ def test_each_server_s_words_for_too_long_are_known(message: str) -> None:
         ),
         ({"error": "no"}, "north: HTTP 422: no"),
         ([{"error": {"message": "no"}}], "north: HTTP 422: no"),
-        ({"detail": [{"loc": ["x"]}]}, "north: HTTP 422: [{'loc': ['x']}]"),
+        ({"detail": [{"loc": ["x"]}]}, 'north: HTTP 422: [{"loc": ["x"]}]'),
         ("no", "north: HTTP 422: no"),
     ],
 )
