@@ -22,8 +22,6 @@ ENDS = {
 DEATHS = frozenset({"worker_lost", "worker_replaced", "engine_dead", "engine_stuck"})
 RETURNS = frozenset({"handed_over", "engine_overloaded", "interrupted", "undeliverable"})
 RETURNS_MAX = 40
-UNKNOWN = "restarted"
-"""What a stream says of an attempt that began before its reset came; the log has the reason."""
 LOST_WITHIN_MS = 30_000
 """A loss has its cause so long before, or the next worker in its place so long after it: the longest pause, a lease and
 the longest backoff of a restart."""
@@ -63,9 +61,9 @@ def it_ends_as_it_must(asked: Asked, message: dict[str, Any]) -> None:
 def a_failure_is_earned(message: dict[str, Any]) -> None:
     """Who fails for lost workers has lost them before; the last loss is the end itself."""
     code, reasons = (message["error"] or {}).get("code"), [reset["reason"] for reset in message["resets"]]
-    deaths = sum(reason in DEATHS or reason == UNKNOWN for reason in reasons)
-    returns = sum(reason in RETURNS or reason == UNKNOWN for reason in reasons)
-    stalls = sum(reason in ("engine_stalled", UNKNOWN) for reason in reasons)
+    deaths = sum(reason in DEATHS for reason in reasons)
+    returns = sum(reason in RETURNS for reason in reasons)
+    stalls = reasons.count("engine_stalled")
     earned = {
         "poison": deaths >= 1,
         "worker_lost": deaths >= 2,
@@ -105,7 +103,7 @@ def the_log_has_the_resets(message: dict[str, Any], lost: dict[tuple[str, int], 
     """Each reset that readers saw is one that dispatch wrote, with its reason."""
     for reset in message["resets"]:
         written = lost.get((message["id"], reset["attempt"]))
-        same = written is not None and reset["reason"] in (written.reason, UNKNOWN)
+        same = written is not None and reset["reason"] == written.reason
         require(same, f"{message['id']} was reset with {reset}, the log has {written}")
 
 

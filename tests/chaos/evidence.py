@@ -26,8 +26,9 @@ KINDS = (b"GenerationReset", b"WorkerRegistered", b"WorkerLeased")
 LEASED_MS = 1_500
 """So old the word of a worker about its free slots may be; within so long resets are of one loss."""
 QUERY = """
-SELECT s.reply_id AS reply_id, s.attempt AS attempt, s.void_numbers AS numbers, s.void_reasons AS reasons,
-    s.void_workers AS workers, m.attempts AS message_attempts, m.void_reasons AS message_reasons
+SELECT s.reply_id AS reply_id, s.tier AS tier, s.attempt AS attempt, s.void_numbers AS numbers,
+    s.void_reasons AS reasons, s.void_workers AS workers,
+    m.attempts AS message_attempts, m.void_reasons AS message_reasons
 FROM generation_stats AS s LEFT JOIN messages AS m
     ON m.account_id = s.account_id AND m.conversation_id = s.conversation_id AND m.message_id = s.reply_id
 FORMAT JSONEachRow
@@ -38,6 +39,7 @@ class Row(msgspec.Struct, frozen=True):
     """A reply as the views have it: `generation_stats`, and what `messages` says of the same."""
 
     reply_id: str
+    tier: str
     attempt: int
     numbers: tuple[int, ...]
     reasons: tuple[str, ...]

@@ -26,7 +26,8 @@ class Wait(msgspec.Struct, frozen=True):
     reset_s: float
     word_s: float | None
     room: bool = False
-    """Whether other workers had slots for it."""
+    """Whether workers had slots for it, and it had nothing else to wait for: paid traffic, for which slots are kept, at
+    its second attempt. Later ones have to run alone among their like."""
 
 
 def waits(readings: Sequence[Reading], views: dict[str, Row], log: Logged, strikes: Sequence[Strike]) -> list[Wait]:
@@ -54,7 +55,7 @@ def _of(reading: Reading, row: Row, log: Logged, strikes: Sequence[Strike]) -> I
             if strike and seen_s < strike.at_s and reasons.get(attempt) in REASONS.get(strike.how, ()):
                 word_s = _first_word(events[number + 1 :])
                 since_s = None if word_s is None else word_s - strike.at_s
-                room = log.had_room(row.reply_id, event.attempt)
+                room = row.tier == "paid" and event.attempt == 2 and log.had_room(row.reply_id, event.attempt)
                 yield Wait(strike.how, row.reply_id, at_s - strike.at_s, since_s, room)
             attempt, seen_s = event.attempt, float("inf")
 

@@ -27,7 +27,7 @@ STREAM = [
     frame(6, Ended(status="completed", usage=Usage(input_tokens=1, output_tokens=1))),
 ]
 RESETS = [{"attempt": 2, "reason": "worker_lost"}]
-ROW = Row("r", 2, (1,), ("worker_lost",), ("w",), 2, ("worker_lost",))
+ROW = Row("r", "paid", 2, (1,), ("worker_lost",), ("w",), 2, ("worker_lost",))
 LIFE = Life("worker-0", 1_000, None)
 KILL = Strike("worker-0", "killed", 10.0, 5_000)
 
