@@ -18,7 +18,7 @@ class ApiSettings(ProcessSettings):
     secret: SecretStr = Field(min_length=16)
     """Keys the tags of all ids: the same in every API process, kept for ever."""
     models: str | None = None
-    """JSON list of `schemas.models.Model`."""
+    """JSON list of [models](#the-models)."""
 
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8080, ge=1, le=65535)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import psutil
 import typer
@@ -21,14 +21,14 @@ from infra.data_folder import DataFolder
 from infra.errors import StackError
 from infra.own_name import chat_command
 from infra.report import Event, as_json, as_text
-from infra.settings import StackSettings
+from infra.settings import Engine, StackSettings
 
 POLL_S = 0.05
 DOWN_TIMEOUT_S = 90.0
 SHOWN_LINES = 200
 
 Port = Annotated[int | None, typer.Option(help="Port of the HTTP API; 0 is any free one. [default: 8080]")]
-EngineName = Annotated[str | None, typer.Option(help="llama_cpp, scripted or simulated. [default: llama_cpp]")]
+EngineName = Annotated[str | None, typer.Option(help=f"{', '.join(get_args(Engine))}. [default: llama_cpp]")]
 Workers = Annotated[
     str | None, typer.Option(help="Number of workers, 0: replies wait; or by model, small=1,large=2. [default: 1]")
 ]
@@ -110,7 +110,7 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
     snapshot = _snapshot(folder) if folder.supervisor_pid() is not None else None
     parts = snapshot["parts"] if snapshot else []
     if as_json:
-        members = ("name", "kind", "pid", "state", "address", "lag", "detail", "restarts", "metrics")
+        members = ("name", "kind", "pid", "state", "address", "lag", "detail", "restarts", "metrics", "model")
         typer.echo(json.dumps({"parts": [{member: part.get(member) for member in members} for part in parts]}))
     elif snapshot is None:
         typer.echo(f"Nothing runs on {folder.path}.")
@@ -119,7 +119,7 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
             lag = "-" if part["lag"] is None else part["lag"]
             typer.echo(
                 f"{part['name']:<22}{part['state']:<12}pid {part['pid'] or '-':<9}lag {lag:<8}"
-                f"{_resident(part['pid']):>8}  {part['address'] or ''}  {part['detail']}".rstrip()
+                f"{_resident(part['pid']):>8}  {part['address'] or part.get('model') or ''}  {part['detail']}".rstrip()
             )
         typer.echo(f"\nURL  {snapshot['url']}")
     if not parts:

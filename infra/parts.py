@@ -50,6 +50,8 @@ class Part:
     address: str | None = None
     metrics: str | None = None
     """Where it serves Prometheus metrics, if it does."""
+    model: str | None = None
+    """The model that a worker serves."""
     env: Mapping[str, str] = field(default_factory=dict)
     status_file: Path | None = None
     """Written by the part about once a second; the watchdog reads its age. None: no watchdog."""
@@ -70,3 +72,4 @@ class PartReport:
     detail: str = ""
     restarts: int = 0
     metrics: str | None = None
+    model: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.data_folder import DataFolder
 from infra.parts import Kind, Part, Probe, Stage
@@ -23,13 +23,14 @@ START_TIMEOUT_S = 90.0
 class Replicas:
     """How many of each process run; ``streams`` counts turns and dispatch, which share work by partition.
 
-    ``metrics``: each process serves them, on a free port.
+    ``metrics``: each process serves them, on a free port. ``model``: of workers that are planned without one.
     """
 
     streams: int
     workers: tuple[PlannedWorker, ...]
     api: int
     metrics: bool = False
+    model: str | None = None
 
 
 def process_parts(
@@ -46,16 +47,19 @@ def process_parts(
         _part(folder, f"projections-{role}-0", "projections", ("projections", role), env, metrics=replicas.metrics)
         for role in PROJECTION_ROLES
     ]
-    workers = [
-        _part(folder, worker.name, "worker", ("inference_workers",), {**env, **worker.env()}, metrics=replicas.metrics)
-        for worker in replicas.workers
-    ]
+    workers = [_worker(folder, worker, replicas, env) for worker in replicas.workers]
     own_ports = [free_port() for _ in range(replicas.api)] if replicas.api > 1 else [None]
     front = [_api(folder, number, env, host, api_port, own_port) for number, own_port in enumerate(own_ports)]
     return [*streams, *projections, *workers, *front]
 
 
 STAGES: Mapping[Kind, Stage] = {"streams": Stage.READERS, "projections": Stage.READERS, "worker": Stage.WORKERS}
+
+
+def _worker(folder: DataFolder, worker: PlannedWorker, replicas: Replicas, env: Mapping[str, str]) -> Part:
+    own = {**env, **worker.env()}
+    part = _part(folder, worker.name, "worker", ("inference_workers",), own, metrics=replicas.metrics)
+    return replace(part, model=worker.model or replicas.model)
 
 
 def _part(
@@ -96,6 +100,7 @@ def _api(folder: DataFolder, number: int, env: Mapping[str, str], host: str, por
         log=folder.log(name),
         probe=probe,
         address=f"http://{probe_host(host)}:{reached_at}",
+        metrics=f"http://{probe_host(host)}:{reached_at}/metrics",
         env={
             **env,
             "TURNLOG_REPLICA": str(number),

@@ -60,7 +60,7 @@ class StackSettings(BaseSettings):
 
     engine: Engine = "llama_cpp"
     models: str | None = None
-    """JSON list of `schemas.models.Model`; the parts are told by the same variable."""
+    """JSON list of [models](#the-models); the parts are told by the same variable."""
     workers: str = "1"
     """How many, at most 16 in a pool; or how many of each model of TURNLOG_MODELS: `small=1,large=2`."""
     api_processes: int = Field(default=1, ge=1, le=16)

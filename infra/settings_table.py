@@ -17,7 +17,8 @@ from inference_workers.settings import WorkerSettings
 from infra.settings import ProvisionSettings, StackSettings
 from projections.buffer.settings import BufferSettings
 from projections.views.settings import ViewsSettings
-from schemas.described import descriptions
+from schemas.described import descriptions, members, summary
+from schemas.models import Model, Price
 from streams.log.process import ProcessSettings
 from streams.settings import DemandSettings, DispatchSettings, SettlementSettings, StreamSettings, TurnsSettings
 
@@ -53,12 +54,33 @@ SECTIONS: tuple[tuple[str, str, type[BaseSettings]], ...] = (
 )
 
 
+MODELS = """## The models
+
+`TURNLOG_MODELS`: a JSON list of objects, the same for every process. Unknown members are refused. By itself it is the
+local model, `smollm2-135m-instruct`, in the pool `default`. [operations.md](operations.md#a-model-of-your-own) has
+examples.
+"""
+
 _BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 
 def document() -> str:
     """The page."""
-    return "\n".join([HEAD, *(_section(*section) for section in SECTIONS)])
+    models = (_members("A model", Model), _members("`price` of a model", Price))
+    return "\n".join([HEAD, *(_section(*section) for section in SECTIONS), MODELS, *models])
+
+
+def _members(title: str, cls: type[Model | Price]) -> str:
+    head = f"### {title}\n\n{summary(cls)}\n\n| member | type | default | |\n|---|---|---|---|\n"
+    rows = []
+    for member in members(cls):
+        default = "required" if member.default is None else f"`{member.default}`"
+        rows.append(f"| `{member.name}` | {_kind(member.type)} | {default} | {member.description} |\n")
+    return head + "".join(rows)
+
+
+def _kind(written: str) -> str:
+    return written.replace(" | ", " or ").replace("Decimal", "number, or text of one")
 
 
 def _section(title: str, command: str, cls: type[BaseSettings]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from inference_workers.settings import WorkerSettings
 from infra import fetch, leftovers
 from infra.data_folder import DataFolder, replace_json
 from infra.errand import run_errand
@@ -27,6 +28,7 @@ from infra.processes import Replicas, probe_host, process_parts
 from infra.report import Failed, PartChanged, Progress, Ready, Report, ServersReady, Stopped
 from infra.servers import Servers, plan_servers, server_parts
 from infra.settings import StackSettings
+from infra.settings_check import told
 from infra.supervisor import Supervisor
 from streams.settings import DispatchSettings
 
@@ -202,7 +204,8 @@ def _environment(settings: StackSettings, folder: DataFolder, servers: Servers) 
 
 
 def _processes(settings: StackSettings, folder: DataFolder, env: dict[str, str], api_port: int) -> list[Part]:
-    replicas = Replicas(settings.streams, settings.planned, settings.api_processes, settings.metrics)
+    model = WorkerSettings(**told(settings)).served().name if settings.planned else None
+    replicas = Replicas(settings.streams, settings.planned, settings.api_processes, settings.metrics, model)
     return process_parts(folder, replicas, env, settings.api_host, api_port)
 
 

@@ -69,6 +69,7 @@ class _Running:
             detail=self.health.detail,
             restarts=self.restarts.total,
             metrics=self.part.metrics,
+            model=self.part.model,
         )
 
 

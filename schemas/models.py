@@ -39,6 +39,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     output_tokens_default: int
     """The longest output where the client says nothing."""
     price: Price
+    """Per million tokens; its members are below."""
     bytes_per_token: float = 3.0
     """For estimates before the model's own tokenizer has seen the text; low is cautious."""
     smaller: str | None = None

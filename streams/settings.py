@@ -20,7 +20,7 @@ class StreamSettings(ProcessSettings):
     """What all four know."""
 
     models: Annotated[tuple[Model, ...], NoDecode] = DEFAULT_MODELS
-    """All models of the deployment (JSON)."""
+    """All [models](#the-models) of the deployment (JSON)."""
 
     @field_validator("models", mode="before")
     @classmethod

@@ -108,7 +108,21 @@ def test_parts_serve_metrics_each_on_a_port_of_its_own_where_that_is_asked_for(t
     assert len({port for _, port in told.values()}) == len(told) > 1
     assert all(url == f"http://127.0.0.1:{port}/metrics" for url, port in told.values())
     silent = process_parts(folder, Replicas(1, planned, 1), {}, "127.0.0.1", 1)
-    assert not any(part.metrics or "TURNLOG_METRICS_PORT" in part.env for part in silent)
+    assert not any("TURNLOG_METRICS_PORT" in part.env for part in silent)
+    assert not any(part.metrics for part in silent if part.kind != "api")
+
+
+def test_each_worker_tells_its_model_and_each_api_where_its_metrics_are(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.prepare()
+    by_model = Replicas(1, planned_workers("org/large=1,small=1", MODELS), 2)
+    parts = {part.name: part for part in process_parts(folder, by_model, {}, "127.0.0.1", 1)}
+    assert [parts[name].model for name in ("worker-0", "worker-1", "api-0")] == ["org/large", "small", None]
+    assert all(parts[name].metrics == f"{parts[name].address}/metrics" for name in ("api-0", "api-1"))
+    by_number = Replicas(1, planned_workers("1", MODELS), 1, model="small")
+    assert [part.model for part in process_parts(folder, by_number, {}, "127.0.0.1", 1) if part.kind == "worker"] == [
+        "small"
+    ]
 
 
 def test_models_that_cannot_be_read_are_named_where_workers_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
