@@ -270,8 +270,10 @@ class Worker:
 
     def _lease(self) -> None:
         self._journal.tell_again()
-        self._append(self._leases.renewed(self._assignments, self._engine.stats(), self._engine.info()))
-        self._heartbeat(f"{self._assignments.running} running, {self._assignments.waiting} waiting")
+        stats = self._engine.stats()
+        self._append(self._leases.renewed(self._assignments, stats, self._engine.info()))
+        silent = ", takes nothing: its engine is not able now" if stats.age_s > self._policy.stats_stale_s else ""
+        self._heartbeat(f"{self._assignments.running} running, {self._assignments.waiting} waiting{silent}")
 
     def _append(self, event: Event) -> None:
         try:
