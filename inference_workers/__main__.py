@@ -3,9 +3,13 @@
 import asyncio
 import contextlib
 import gc
+import os
+import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
+from typing import NoReturn
 
 import structlog
 import uvloop
@@ -27,7 +31,10 @@ from streams.log.steps import Fenced
 logger = structlog.get_logger("inference_workers")
 
 SHUTDOWN_S = 1.0
-STARTING_EVERY_S = 5.0
+STARTING_EVERY_S = 1.0
+
+STARTED = 0
+"""Where numbers of signals are written: no signal's."""
 
 
 def serve(settings: WorkerSettings, process: Process) -> None:
@@ -84,21 +91,50 @@ async def _serve(settings: WorkerSettings, process: Process) -> Exit:
 
 @contextlib.contextmanager
 def starting(process: Process, detail: str) -> Iterator[None]:
-    """Say every few seconds that it is starting: loading a model takes minutes, and may hold the event loop."""
-    done = threading.Event()
+    """Say every second that it is starting: loading a model takes minutes, and may hold the event loop.
+
+    Told to stop meanwhile, the process ends at once, from a thread of its own: the load cannot be broken off, and may
+    hold the main thread, in which a signal's handler would wait for it. Nothing is lost: it has not registered yet.
+    So the signal is taken where it arrives first, at the file descriptor to which the interpreter writes it.
+    """
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    heard.settimeout(STARTING_EVERY_S)
 
     def say() -> None:
-        while not done.wait(STARTING_EVERY_S):
-            process.starting(detail)
+        while not process.stop.is_set():
+            try:
+                signals = heard.recv(64)
+            except TimeoutError:
+                process.starting(detail)
+                continue
+            if STARTED in signals:
+                return
+            if signal.SIGTERM in signals or signal.SIGINT in signals:
+                process.stop.set()
+        leave(process)
 
     process.starting(detail)
+    before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
     saying = threading.Thread(target=say, name="starting", daemon=True)
     saying.start()
     try:
         yield
     finally:
-        done.set()
+        signal.set_wakeup_fd(before)
+        told.send(bytes([STARTED]))
         saying.join()
+        heard.close()
+        told.close()
+
+
+def leave(process: Process) -> NoReturn:
+    """End the process here and now, in order as far as anybody can see."""
+    process.turned(detail="told to stop while it started")
+    logger.info("stopped")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
