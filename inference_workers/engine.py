@@ -159,6 +159,10 @@ def check(request: GenerationRequest) -> None:
     """What no engine accepts. Raises `InvalidRequest` with the member and the reason."""
     if not request.messages:
         raise InvalidRequest("messages: at least one is needed")
+    if not all(_is_text(message.content) for message in request.messages):
+        raise InvalidRequest("messages: half a surrogate pair is no text")
+    if not all(_is_text(sequence) for sequence in request.stop):
+        raise InvalidRequest("stop: half a surrogate pair is no text")
     if request.max_tokens < 1:
         raise InvalidRequest(f"max_tokens: {request.max_tokens} is less than 1")
     if any(not sequence for sequence in request.stop):
@@ -167,3 +171,14 @@ def check(request: GenerationRequest) -> None:
         raise InvalidRequest(f"temperature: {request.temperature} is out of range")
     if not 0 < request.top_p <= 1:
         raise InvalidRequest(f"top_p: {request.top_p} is not in (0, 1]")
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be written as UTF-8."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -74,7 +74,7 @@ class Running:
             return
         try:
             told = llama_wire.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.failure = EngineError(f"llama.cpp sent what is not a chunk: {error}")
             self.cancelled = True
             return

@@ -16,6 +16,7 @@ from inference_workers.engine import (
     InvalidRequest,
 )
 from inference_workers.engines.llama_slots import Choice
+from inference_workers.engines.upstream_json import in_words
 
 
 class Delta(msgspec.Struct):
@@ -72,7 +73,7 @@ class Told(msgspec.Struct):
 
 
 decode = msgspec.json.Decoder(Told).decode
-"""A chunk's bytes. Raises `msgspec.DecodeError`."""
+"""A chunk's bytes. Raises `msgspec.DecodeError`, and what text that is none, or nested too deeply, raises."""
 
 
 def conversation(request: GenerationRequest, system_prompt: str) -> list[dict[str, str]]:
@@ -111,7 +112,7 @@ def body(request: GenerationRequest, messages: list[dict[str, str]], choice: Cho
 
 def error_of(error: Any) -> EngineError:
     """The typed error of llama.cpp's error object (`code`, `type`, `message`)."""
-    message = str(error.get("message", error)) if isinstance(error, dict) else str(error)
+    message = in_words(error.get("message", error) if isinstance(error, dict) else error)
     kind = error.get("type") if isinstance(error, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     if kind == "exceed_context_size_error":

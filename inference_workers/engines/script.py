@@ -10,7 +10,7 @@
   when the next chunk would be due.
 - `split_utf8`: the pieces are cut by bytes, in the middle of characters too.
 
-Any other message is echoed, in at most 50 chunks.
+A script of `text` or `split_utf8` has no more than 100,000 chunks. Any other message is echoed, in at most 50 chunks.
 """
 
 import re
@@ -27,6 +27,9 @@ ECHO_CHUNKS_MAX = 50
 ECHO_EVERY_MS = 5.0
 SPLIT_BYTES = 3
 """Bytes of a piece of a split text: cuts characters of two, three and four bytes at each place."""
+
+PIECES_MAX = 100_000
+"""Chunks that are cut in advance, which takes some 0.1 s; numbered words are not, and may be as many as `Count`."""
 
 _WORD = re.compile(r"\s*\S+\s*\Z|\s*\S+|\s+")
 
@@ -74,12 +77,14 @@ def plan(messages: tuple[PromptMessage, ...]) -> Plan:
         return _echo(newest)
     try:
         members = msgspec.json.decode(newest)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return _echo(newest)
     try:
         script = msgspec.convert(members, Script)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"script: {error}") from error
+    if script.chunks is not None and script.chunks > PIECES_MAX and (script.split_utf8 or script.text is not None):
+        raise InvalidRequest(f"script: no more than {PIECES_MAX:,} chunks of a text or of split characters")
     return _planned(script)
 
 

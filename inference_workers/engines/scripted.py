@@ -73,18 +73,18 @@ class ScriptedEngine:
         self._slots: Slots[Running] = Slots(slots)
         self._wheel: Wheel[Running] = Wheel(self._fire)
         self._idle = asyncio.Event()
-        self._stopped = False
+        self._dead: str | None = "the engine has not been started"
         self._prompt_tokens = 0
         self._output_tokens = 0
 
     async def start(self) -> None:
-        self._stopped = False
+        self._dead = None
 
     async def shutdown(self, drain_s: float) -> None:
         if self._slots.active:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), drain_s)
-        self._stopped = True
+        self._dead = "the engine was shut down"
         for running in self._slots.items():
             self._over(running, EngineDead("the engine was shut down"))
         self._wheel.close()
@@ -121,8 +121,8 @@ class ScriptedEngine:
         return running.stream
 
     def _accepted(self, request: GenerationRequest) -> Running:
-        if self._stopped:
-            raise EngineDead("the engine was shut down")
+        if self._dead is not None:
+            raise EngineDead(self._dead)
         check(request)
         if count_words(request) >= self._info.context_tokens:
             raise ContextTooLong(f"the prompt does not fit {self._info.context_tokens} tokens")

@@ -59,7 +59,7 @@ class SimulatedEngine:
         self._readings: dict[str, Reading] = {}
         self._work = asyncio.Event()
         self._stepping: asyncio.Task[None] | None = None
-        self._dead: EngineDead | None = None
+        self._dead: EngineDead | None = EngineDead("the engine has not been started")
         self._stalled = False
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
         self._step_s: float | None = None
@@ -68,6 +68,7 @@ class SimulatedEngine:
 
     async def start(self) -> None:
         await self._clock.sleep(self._settings.start_s)
+        self._dead = None
         self._stepping = asyncio.ensure_future(self._steps())
 
     async def shutdown(self, drain_s: float) -> None:

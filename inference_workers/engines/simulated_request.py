@@ -81,7 +81,7 @@ def asked(request: GenerationRequest) -> Asked:
         return _NOTHING
     try:
         return _decode(newest)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return _NOTHING
 
 
@@ -113,8 +113,9 @@ def answer(request: GenerationRequest, wish: Asked, settings: SimulatedSettings)
     codes = chance.randbytes(count)
     if not settings.faults.split_utf8:
         return Answer(codes)
+    codes = codes[: settings.context_tokens]  # more of it will never be seen, and cutting it takes time
     data = "".join(TOKENS[code] for code in codes)[1:].encode()
-    return Answer(codes, tuple(data[start:end] for start, end in even_edges(len(data), count)))
+    return Answer(codes, tuple(data[start:end] for start, end in even_edges(len(data), len(codes))))
 
 
 def sequence(

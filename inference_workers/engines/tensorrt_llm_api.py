@@ -200,8 +200,10 @@ def _gaps(module: Any, place: str, names: Iterable[str]) -> list[str]:
 
 
 def _template_errors() -> tuple[type[Exception], ...]:
+    """A template is a program of the model's: what it raises is about the messages that it was given."""
+    raised = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
     try:
         jinja2 = importlib.import_module("jinja2")
     except ImportError:
-        return (ValueError, KeyError, TypeError)
-    return (ValueError, KeyError, TypeError, jinja2.TemplateError)
+        return raised
+    return (*raised, jinja2.TemplateError)

@@ -4,6 +4,7 @@ What it cannot do is the difference: no log, no resume, no second reader, no bil
 API is. Its `timings.first_token_ms` is the time of day of the first token, for the benchmarks' arithmetic.
 """
 
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
@@ -17,8 +18,16 @@ from schemas.values import PromptMessage, Timings
 
 MODEL = "smollm2-135m-instruct"
 
-app = FastAPI()
 engine = ScriptedEngine(model=MODEL, slots=4096, context_tokens=8192)
+
+
+@contextlib.asynccontextmanager
+async def _running(_: FastAPI) -> AsyncIterator[None]:
+    await engine.start()
+    yield
+
+
+app = FastAPI(lifespan=_running)
 
 
 @app.post("/v1/messages")

@@ -80,6 +80,7 @@ class FakeOpenAi:
         self.usual: Behaviour = self.answer
         self.health: Behaviour = models
         self._next: deque[Behaviour] = deque()
+        self._server: asyncio.Server | None = None
         self._changed = asyncio.Condition()
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -94,7 +95,10 @@ class FakeOpenAi:
         self._server = await asyncio.start_server(self._connected, sock=self._socket)
 
     async def close(self) -> None:
-        self._server.close()
+        if self._server is None:
+            self._socket.close()
+        else:
+            self._server.close()
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

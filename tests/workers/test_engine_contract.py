@@ -69,6 +69,11 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 
 
 @pytest.fixture(params=[pytest.param(name, id=name) for name in ENGINES])
+def unstarted(request: pytest.FixtureRequest) -> Callable[[], Engine]:
+    return ENGINES[request.param]
+
+
+@pytest.fixture(params=[pytest.param(name, id=name) for name in ENGINES])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     made = ENGINES[request.param]()
     await made.start()
@@ -218,3 +223,77 @@ async def test_drain_lets_a_short_generation_finish(engine: Engine) -> None:
     await asyncio.sleep(0)
     await engine.shutdown(WITHIN_S)
     assert (await reading)[-1].finish == "length"
+
+
+async def test_before_the_start_nothing_is_taken_and_a_shutdown_does_no_harm(unstarted: Callable[[], Engine]) -> None:
+    made = unstarted()
+    generation = made.generate(ask())
+    with pytest.raises(EngineDead):
+        await read(generation)
+    await closed(generation)
+    await made.shutdown(0.0)
+
+
+async def test_a_close_may_come_twice_and_at_once(engine: Engine) -> None:
+    generation = engine.generate(ask(max_tokens=400))
+    await first(generation)
+    await asyncio.gather(closed(generation), closed(generation))
+    await closed(generation)
+    assert engine.stats().active == 0
+
+
+async def test_a_close_before_the_first_read_ends_the_iteration(engine: Engine) -> None:
+    generation = engine.generate(ask(max_tokens=400))
+    await closed(generation)
+    assert all(chunk.finish is None for chunk in await read(generation))
+    assert engine.stats().active == 0
+
+
+async def test_a_refused_generation_can_be_closed(engine: Engine) -> None:
+    generation = engine.generate(ask(max_tokens=0))
+    await closed(generation)
+    await closed(generation)
+    assert engine.stats().active == engine.stats().queued == 0
+
+
+async def test_one_token_is_enough(engine: Engine) -> None:
+    generation = engine.generate(ask(max_tokens=1))
+    chunks = await read(generation)
+    assert chunks[-1].finish == "length"
+    assert generation.usage.output_tokens == sum(chunk.tokens for chunk in chunks) == 1
+
+
+@pytest.mark.parametrize("half", ["\ud83e", "a\udd8a"], ids=["high", "low"])
+async def test_half_a_surrogate_pair_is_refused_and_names_the_member(engine: Engine, half: str) -> None:
+    with pytest.raises(InvalidRequest, match="messages"):
+        await read(engine.generate(ask(half)))
+    with pytest.raises(InvalidRequest, match="stop"):
+        await read(engine.generate(ask(stop=(half,))))
+    assert engine.stats().active == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"a":' + "[" * 5000 + "]" * 5000 + "}", '{"a":' + "9" * 5000 + "}", "{" * 3000],
+    ids=["nested", "number", "open"],
+)
+async def test_an_odd_object_for_a_prompt_is_a_text(engine: Engine, content: str) -> None:
+    with contextlib.suppress(ContextTooLong):
+        assert (await read(engine.generate(ask(content, max_tokens=3))))[-1].finish is not None
+    assert engine.stats().active == 0
+
+
+async def test_a_stop_sequence_of_one_character_of_many_bytes_ends_the_text_before_it(engine: Engine) -> None:
+    whole = ""
+    prompts = (f'{{"text": "Erzähle auf Deutsch von Käse und Äpfeln {n}: für wörd 数据 🎉"}}' for n in range(9))
+    stop = None
+    for prompt in prompts:
+        whole = text(await read(engine.generate(ask(prompt, max_tokens=40))))
+        stop = next((character for character in whole if not character.isascii()), None)
+        if stop is not None:
+            break
+    else:
+        pytest.skip("this model says nothing beyond ASCII")
+    chunks = await read(engine.generate(ask(prompt, max_tokens=40, stop=(stop,))))
+    assert text(chunks) == whole[: whole.index(stop)]
+    assert chunks[-1].finish == "stop"

@@ -239,9 +239,23 @@ FAILED = {"error": {"code": 500, "type": "server_error", "message": "Compute err
         (Breaking(MemoryError()), EngineDead),
         (Breaking(None, TOKEN, FAILED), EngineError),
         (Breaking(None, TOKEN, b"not JSON", TOKEN), EngineError),
+        (Breaking(None, TOKEN, b'{"error":' + b"[" * 5000), EngineError),
+        (Breaking(None, TOKEN, b'{"error":' + b"[" * 900 + b"]" * 900 + b"}"), EngineError),
+        (Breaking(None, TOKEN, b'{"choices":[{"delta":{"content":"\xff"}}]}'), EngineError),
         (Breaking(None, TOKEN), EngineError),
     ],
-    ids=["value", "template", "queue", "memory", "error chunk", "garbage", "no end"],
+    ids=[
+        "value",
+        "template",
+        "queue",
+        "memory",
+        "error chunk",
+        "garbage",
+        "nested",
+        "nested whole",
+        "no text",
+        "no end",
+    ],
 )
 async def test_each_way_to_break_has_its_error_and_frees_the_slot(server: Breaking, expected: type) -> None:
     engine = LlamaCppEngine(settings(), lambda _: server)

@@ -18,20 +18,23 @@ def ask(content: str, max_tokens: int = 1000) -> GenerationRequest:
     return GenerationRequest(id="g", messages=(PromptMessage(role="user", content=content),), max_tokens=max_tokens)
 
 
-def engine(slots: int = 300) -> ScriptedEngine:
+async def engine(slots: int = 300) -> ScriptedEngine:
     crashes: list[str] = []
 
     def crash() -> None:
         crashes.append("crash")
         raise SystemExit(9)
 
-    return ScriptedEngine(model="scripted", slots=slots, context_tokens=100_000, crash=crash)
+    made = ScriptedEngine(model="scripted", slots=slots, context_tokens=100_000, crash=crash)
+    await made.start()
+    return made
 
 
 async def run(script: dict[str, object] | str, max_tokens: int = 1000) -> list[Chunk]:
     content = script if isinstance(script, str) else json.dumps(script)
     async with asyncio.timeout(10):
-        return [chunk async for chunk in engine().generate(ask(content, max_tokens))]
+        made = await engine()
+        return [chunk async for chunk in made.generate(ask(content, max_tokens))]
 
 
 def text(chunks: list[Chunk]) -> str:
@@ -82,7 +85,7 @@ async def test_the_token_limit_cuts_a_script() -> None:
 
 
 async def test_fail_at_comes_after_that_many_chunks() -> None:
-    generation = engine().generate(ask('{"chunks": 10, "fail_at": 3, "every_ms": 1}'))
+    generation = (await engine()).generate(ask('{"chunks": 10, "fail_at": 3, "every_ms": 1}'))
     seen: list[Chunk] = []
 
     async def read() -> None:
@@ -96,7 +99,7 @@ async def test_fail_at_comes_after_that_many_chunks() -> None:
 
 
 async def test_hang_at_falls_silent_and_can_be_closed() -> None:
-    made = engine()
+    made = await engine()
     generation = made.generate(ask('{"chunks": 10, "hang_at": 2}'))
     assert text([await generation.__anext__()]) == "word1 word2"
     with pytest.raises(TimeoutError):
@@ -112,9 +115,20 @@ async def test_a_script_with_wrong_types_is_refused(script: str) -> None:
         await run(script)
 
 
+@pytest.mark.parametrize("more", [{"split_utf8": True}, {"text": "x"}])
+async def test_more_pieces_than_can_be_cut_at_once_are_refused(more: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match="no more than 100,000 chunks"):
+        await run({"chunks": 10_000_000} | more)
+
+
+async def test_an_object_that_is_nested_without_end_is_echoed() -> None:
+    deep = '{"a":' + "[" * 5000 + "]" * 5000 + "}"
+    assert text(await run(deep)) == deep
+
+
 async def test_the_schedule_is_absolute_and_never_early() -> None:
     began = time.monotonic()
-    generation = engine().generate(ask('{"chunks": 20, "every_ms": 10, "first_after_ms": 30}'))
+    generation = (await engine()).generate(ask('{"chunks": 20, "every_ms": 10, "first_after_ms": 30}'))
     late: list[float] = []
     number = 0
     async for chunk in generation:
@@ -125,7 +139,7 @@ async def test_the_schedule_is_absolute_and_never_early() -> None:
 
 
 async def test_three_hundred_streams_share_bursts() -> None:
-    made = engine()
+    made = await engine()
     wake_ups: set[float] = set()
     loop = asyncio.get_running_loop()
 

@@ -10,6 +10,7 @@ import pytest
 from inference_workers.engine import Chunk, ContextTooLong, EngineDead, GenerationRequest
 from inference_workers.engines.clock import VirtualClock
 from inference_workers.engines.simulated import SimulatedEngine
+from inference_workers.engines.simulated_request import Asked, answer
 from inference_workers.engines.simulated_settings import SimulatedEngineSettings
 from inference_workers.engines.simulation import Faults, SimulatedSettings
 from schemas.values import PromptMessage, Usage
@@ -71,6 +72,12 @@ async def test_the_first_token_waits_for_the_prompt_and_a_cached_prefix_does_not
     assert other_account > 0.40
     assert engine.stats().cached_tokens == 400
     await engine.shutdown(0)
+
+
+def test_no_more_of_an_answer_is_cut_into_pieces_than_the_context_holds() -> None:
+    settings = msgspec.structs.replace(SETTINGS, faults=Faults(split_utf8=True))
+    given = answer(ask("a"), Asked(output_tokens=10_000_000), settings)
+    assert len(given) == len(given.pieces) == settings.context_tokens
 
 
 async def test_load_slows_decoding_down() -> None:

@@ -208,6 +208,26 @@ async def test_messages_that_the_template_does_not_take_are_refused() -> None:
         assert engine.stats().active == 0
 
 
+@pytest.mark.parametrize(
+    "error", [RecursionError("deep"), ZeroDivisionError("by zero"), AttributeError("none"), IndexError()]
+)
+async def test_a_template_that_breaks_on_messages_refuses_them_and_harms_nobody(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ByteTokenizer.apply_chat_template
+
+    def breaking(self: ByteTokenizer, conversation: list[dict[str, str]], **more: Any) -> object:
+        if conversation[-1]["content"] == "break":
+            raise error
+        return plain(self, conversation, **more)
+
+    monkeypatch.setattr(ByteTokenizer, "apply_chat_template", breaking)
+    async with running() as engine:
+        with pytest.raises(InvalidRequest, match="template"):
+            await read(engine.generate(ask("break")))
+        assert text(await read(engine.generate(ask("echo:as ever")))) == "as ever"
+
+
 @pytest.mark.parametrize("shape", [lambda ids: {"input_ids": ids}, lambda ids: [ids], lambda ids: {"input_ids": [ids]}])
 async def test_the_tokenizer_may_give_the_prompt_in_several_shapes(
     shape: Callable[[list[int]], object], monkeypatch: pytest.MonkeyPatch
