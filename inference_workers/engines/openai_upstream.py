@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 import msgspec
@@ -50,6 +51,7 @@ class Upstream:
             headers["authorization"] = f"Bearer {key}"
         self._client = httpx.AsyncClient(
             headers=headers,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # none: nothing may tie accounts, or pile up
             timeout=httpx.Timeout(None, connect=patience.connect_s, pool=patience.connect_s),
             limits=httpx.Limits(
                 max_connections=slots + SPARE_CONNECTIONS, max_keepalive_connections=slots, keepalive_expiry=KEEP_S

@@ -226,3 +226,15 @@ async def test_a_look_ends_however_slowly_the_answer_comes() -> None:
 async def test_an_answer_that_would_have_to_be_unpacked_is_refused() -> None:
     _, failure, _ = await on(told(200, "text/event-stream", "content-encoding", "gzip", [b"\x1f\x8b"]))
     assert "encoding" in str(failure)
+
+
+async def test_no_cookie_of_an_upstream_is_kept() -> None:
+    async with FakeOpenAi() as server:
+        server.next(told(200, "text/event-stream", "set-cookie", "who=me; Path=/", [fakes.WHOLE]))
+        engine = engine_on(provider(server.base_url), limits=ONCE)
+        await engine.start()
+        await ended(engine)
+        await ended(engine)
+        await engine.shutdown(0.0)
+    assert len(server.requests) == 2
+    assert "cookie" not in server.requests[1].headers
