@@ -67,6 +67,11 @@ def _known(role: str | None, roles: tuple[str, ...]) -> str:
 
 def _become(module: str, arguments: tuple[str, ...], *, check: bool) -> None:
     """Replace this process, so that signals and the exit code are the process's own."""
+    if check:
+        from infra.settings_check import misspelt
+
+        for sentence in misspelt(os.environ):
+            typer.echo(f"Warning: {sentence}", err=True)
     sys.stdout.flush()
     flags = ("--check",) if check else ()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments, *flags])  # noqa: S606 - our own modules

@@ -176,9 +176,11 @@ def _snapshot(folder: DataFolder) -> dict[str, Any] | None:
 
 
 def _refuse_wrong_settings(settings: StackSettings) -> None:
-    """Leave with 2 when a part would refuse its settings."""
-    from infra.settings_check import wrong_settings
+    """Leave with 2 when a part would refuse its settings; warn of misspelt ones."""
+    from infra.settings_check import misspelt, wrong_settings
 
+    for sentence in misspelt(os.environ):
+        typer.echo(f"Warning: {sentence}", err=True)
     if wrong := wrong_settings(settings):
         leave_with(wrong)
 

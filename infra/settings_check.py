@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,6 +22,25 @@ SOMEWHERE = {
     "api_port": 1,
 }
 """What `turnlog up` chooses later, and always well."""
+
+
+ALIKE = 0.8
+"""From how alike on a name is taken for a misspelt setting; others may be anybody's own, as the key of a provider."""
+NO_SETTINGS = {"CACHE", "KEY", "URL", "STACK"}
+"""Variables of ours that no process reads as a setting."""
+
+
+def misspelt(variables: Iterable[str]) -> list[str]:
+    """One sentence for each variable that is no setting of any process, and nearly is one."""
+    known = {name.upper() for _, _, kind in SECTIONS for name in kind.model_fields} | NO_SETTINGS
+    found = []
+    for variable in sorted(variables):
+        name = variable.removeprefix("TURNLOG_")
+        if name == variable or name in known or name.startswith("TEST_"):
+            continue
+        if alike := difflib.get_close_matches(name, known, n=1, cutoff=ALIKE):
+            found.append(f"{variable} is no setting and is not read: TURNLOG_{alike[0]} is one.")
+    return found
 
 
 def wrong_settings(settings: StackSettings) -> list[str]:

@@ -30,7 +30,8 @@ Written from the code by `python -m infra.settings_table docs`; checked by the t
 
 Every setting is an environment variable `TURNLOG_<NAME>`; `make run` and `turnlog` also read a `.env` file in the
 current folder, behind the environment. A process checks its settings before it connects anywhere: add `--check` to
-its command. Durations, sizes and counts have their unit in their name.
+its command; that and `turnlog up` also warn of a variable that is nearly a setting and none. Durations, sizes and
+counts have their unit in their name.
 """
 
 SECTIONS: tuple[tuple[str, str, type[BaseSettings]], ...] = (

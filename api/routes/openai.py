@@ -9,9 +9,9 @@ from api.openapi import JSON_OBJECT, foreign_problems
 from api.routes import openai_chat, openai_responses
 from api.routes.openai_answers import told
 
-router = APIRouter(prefix="/openai/v1")
+router = APIRouter()
 
-_models = APIRouter(prefix="/models", tags=["openai"])
+_models = APIRouter(prefix="/openai/v1/models", tags=["openai"])
 
 
 @_models.get(

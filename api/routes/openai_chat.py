@@ -24,7 +24,7 @@ from api.openapi import JSON_OBJECT, OBJECT_OR_STREAM, body_of, foreign_problems
 from api.problems import bad_request
 from api.routes.openai_answers import delete_alone, told
 
-router = APIRouter(prefix="/chat/completions", tags=["openai"])
+router = APIRouter(prefix="/openai/v1/chat/completions", tags=["openai"])
 
 
 TheConversation = Annotated[

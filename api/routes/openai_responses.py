@@ -35,7 +35,7 @@ from api.stores import StoreDown
 from schemas.ids import Parsed
 from schemas.stream import parse_frame
 
-router = APIRouter(prefix="/responses", tags=["openai"])
+router = APIRouter(prefix="/openai/v1/responses", tags=["openai"])
 
 CANCEL_WAIT_S = 2.0
 """A cancel waits for so long for the end, so that the answer usually says `cancelled`."""

@@ -1,6 +1,8 @@
 """Settings that cannot work are found before anything starts."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +16,7 @@ from inference_workers.settings import EngineName
 from infra.errors import ComponentUnavailable
 from infra.model import require_engine, require_packages
 from infra.settings import Engine, StackSettings, sentences
-from infra.settings_check import wrong_settings
+from infra.settings_check import misspelt, wrong_settings
 from schemas.models import DEFAULT_MODELS
 
 
@@ -103,6 +105,38 @@ def test_settings_of_an_engine_count_when_it_is_chosen(monkeypatch: pytest.Monke
     monkeypatch.setenv("TURNLOG_SIMULATED_SPEED", "0")
     assert any("TURNLOG_SIMULATED_SPEED" in sentence for sentence in wrong_settings(StackSettings(engine="simulated")))
     assert wrong_settings(StackSettings(engine="scripted")) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("TURNLOG_SLOT", "TURNLOG_SLOTS"),
+        ("TURNLOG_MODLES", "TURNLOG_MODELS"),
+        ("TURNLOG_KAFKA_BOOTSTRAPS", "TURNLOG_KAFKA_BOOTSTRAP"),
+        ("TURNLOG_SLOTS", None),
+        ("TURNLOG_KEY", None),
+        ("TURNLOG_TEST_REDIS_URL", None),
+        ("TURNLOG_KEY_OF_A_PROVIDER", None),
+        ("SLOT", None),
+    ],
+)
+def test_a_misspelt_variable_is_told_and_others_are_left_alone(variable: str, meant: str | None) -> None:
+    assert misspelt([variable]) == (
+        [] if meant is None else [f"{variable} is no setting and is not read: {meant} is one."]
+    )
+
+
+def test_a_check_warns_of_a_misspelt_variable_and_passes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "infra", "worker", "--engine", "scripted", "--check"],
+        env={**os.environ, "TURNLOG_SLOT": "3"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "worker: settings are good\n")
+    assert done.stderr == "Warning: TURNLOG_SLOT is no setting and is not read: TURNLOG_SLOTS is one.\n"
 
 
 def test_what_the_stack_chooses_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
