@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -72,6 +73,37 @@ def test_an_engine_whose_package_is_missing_is_refused_before_anything_starts() 
         require_packages("tensorrt_llm", ("not_there", "json"), TensorRtLlmSettings.install)
     require_engine("scripted")
     require_engine("llama_cpp")
+
+
+@pytest.mark.skipif(find_spec("tensorrt_llm") is not None, reason="it is installed here")
+def test_up_says_so_at_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    def up(**variables: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "infra",
+                "up",
+                "--engine",
+                "tensorrt_llm",
+                "--port",
+                "0",
+                "--data",
+                tmp_path / "data",
+            ],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    assert up() == (2, "Error: TURNLOG_TENSORRT_MODEL is not set.\n")
+    code, told = up(TURNLOG_TENSORRT_MODEL="a-model")
+    assert code == 1
+    assert told.startswith("Error: The engine tensorrt_llm needs the Python package tensorrt-llm")
+    assert not (tmp_path / "data").exists()
 
 
 def test_settings_that_belong_together_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
