@@ -20,7 +20,7 @@ class WorkerSettings(ProcessSettings):
     engine: EngineName = "llama_cpp"
     pool: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
     models: Annotated[tuple[Model, ...], NoDecode] = DEFAULT_MODELS
-    """All [models](#the-models) of the deployment (JSON); the worker serves the first one of its pool, or the one of MODEL."""
+    """All [models](#the-models) of the deployment (JSON); it serves the first one of its pool, or the one of MODEL."""
     model: str = Field(default="", validate_default=True)
     slots: int = Field(default=0, ge=0, le=4096)
     """Generations that run at a time; 0: as many as suit the engine."""
