@@ -28,6 +28,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     first_token_s: float | None = None
     """Of the send that was served."""
     last_token_s: float | None = None
+    queued_s: float | None = None
+    """From the acceptance until the engine had it."""
     status: str = ""
     """As the stream's end says; `lost`: there was none."""
     code: str = ""
@@ -168,5 +170,7 @@ def _noted(outcome: Outcome, kind: str, data: Mapping[str, Any]) -> float | None
         outcome.status, outcome.code = data["status"], error.get("code", "")
         outcome.input_tokens, outcome.cached_tokens = usage["input_tokens"], usage["cached_input_tokens"]
         outcome.output_tokens = usage["output_tokens"]
+        timings = data.get("timings")
+        outcome.queued_s = timings["queued_ms"] / 1000 if timings else None
         return error.get("retry_after_s")
     return None
