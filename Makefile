@@ -17,6 +17,7 @@ BENCHMARKS ?=
 KILLS ?= 40
 SEED ?=
 CHAOS ?=
+WITHOUT_SERVERS := not servers and not system and not kills
 
 .PHONY: setup run test check kills chaos bench format lock
 .DEFAULT_GOAL := run
@@ -29,14 +30,15 @@ run: setup
 
 test: setup
 	@tests/clients/install.sh
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n auto -m "$(WITHOUT_SERVERS)" $(TESTS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ($(WITHOUT_SERVERS))" $(TESTS) || [ $$? = 5 ]
 
 check: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n auto -m "not servers and not system and not kills" $(TESTS)
+	$(BIN)/python -m pytest -n auto -m "$(WITHOUT_SERVERS)" $(TESTS)
 
 kills: setup
 	TURNLOG_KILLS_S=360 $(BIN)/python -m pytest tests/kills/test_turns_and_dispatch.py $(TESTS)

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event as Flag
+from threading import Thread
 from typing import TypeVar
 
 import structlog
@@ -84,11 +85,15 @@ class Process:
 
 
 def stop_on_signals() -> Flag:
-    """A flag that SIGTERM and SIGINT set."""
+    """A flag that SIGTERM and SIGINT set.
+
+    In a thread: a handler runs in the middle of whatever the main thread does, which may be to wait for this flag with
+    its lock in hand; setting it there would wait for that lock for ever.
+    """
     stop = Flag()
 
     def ask(_: int, __: object) -> None:
-        stop.set()
+        Thread(target=stop.set, name="stop", daemon=True).start()
 
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, ask)

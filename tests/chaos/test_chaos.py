@@ -6,7 +6,7 @@ from tests.chaos.run import Plan, of_workers, run, save
 
 KILLS = 10
 EVERY_S = 5.0
-WORKERS_WITHIN_S = 60.0
+WORKERS_WITHIN_S = 30.0
 
 pytestmark = [pytest.mark.system, pytest.mark.kills, pytest.mark.timeout(900)]
 

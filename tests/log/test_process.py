@@ -16,7 +16,16 @@ from pydantic import model_validator
 from schemas.codec import Envelope
 from schemas.events import ConversationDeleted
 from streams.log.logs import concerning, configure_logging
-from streams.log.process import BAD_SETTINGS, FAILED, TAKEN_OVER, UNDECIDED, Process, ProcessSettings, main
+from streams.log.process import (
+    BAD_SETTINGS,
+    FAILED,
+    TAKEN_OVER,
+    UNDECIDED,
+    Process,
+    ProcessSettings,
+    main,
+    stop_on_signals,
+)
 from streams.log.status import StatusFile
 from streams.log.steps import Fenced, LogError, OffsetExpired, TooManyDead
 from streams.log.trace import child, new_trace, trace_id
@@ -128,6 +137,18 @@ def test_a_process_is_ready_while_it_turns_and_stops_on_sigterm(tmp_path: Path) 
     assert process.returncode == 0
     assert json.loads(path.read_text())["state"] == "stopping"
     assert [json.loads(line)["event"] for line in said.splitlines()] == ["started", "stopped"]
+
+
+def test_a_stop_that_comes_while_the_flag_is_looked_at_is_heard(monkeypatch) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        stop = stop_on_signals()
+        with stop._cond:  # as the main thread has it inside of `wait`
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.wait(20)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_log_lines_carry_the_ids_of_the_event_in_hand(capfd) -> None:
