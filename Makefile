@@ -1,7 +1,7 @@
 # make setup    the environment and the components of the local stack; a second run does nothing
 # make run      setup, then `turnlog up` (options: make run UP="--port 8081")
 # make test     setup, then all tests, on real servers
-# make check    lint, types, import contracts, and the tests that need no servers: under 2 minutes
+# make check    lint, types, import contracts, and the tests that need neither servers nor the model: under 2 minutes
 # make kills    the long run of kills: six minutes, two instances of turns and of dispatch
 # make chaos    random kills and pauses of every part and server, minutes to hours: make chaos KILLS=200 SEED=7;
 #               workers alone, with replies that hang and crash them: make chaos CHAOS="--only worker --workers 3 --minutes 10"
@@ -17,7 +17,7 @@ BENCHMARKS ?=
 KILLS ?= 40
 SEED ?=
 CHAOS ?=
-WITHOUT_SERVERS := not servers and not system and not kills
+WITHOUT_SERVERS := not servers and not model and not system and not kills
 
 .PHONY: setup run test check kills chaos bench format lock
 .DEFAULT_GOAL := run

@@ -68,7 +68,9 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 }
 
 
-@pytest.fixture(params=[pytest.param(name, id=name) for name in ENGINES])
+@pytest.fixture(
+    params=[pytest.param(name, id=name, marks=pytest.mark.model if name == "llama_cpp" else ()) for name in ENGINES]
+)
 def unstarted(request: pytest.FixtureRequest) -> Callable[[], Engine]:
     return ENGINES[request.param]
 

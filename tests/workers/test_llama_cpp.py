@@ -25,6 +25,8 @@ from inference_workers.engines.llama_cpp_settings import LlamaCppSettings
 from inference_workers.engines.llama_server import LlamaSettings, find_model
 from schemas.values import PromptMessage
 
+pytestmark = pytest.mark.model
+
 WITHIN_S = 60
 STORY = "the quick brown fox jumps over the lazy dog and runs on through the old wood " * 2
 numbers = iter(range(1, 1_000_000))

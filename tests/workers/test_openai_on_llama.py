@@ -13,6 +13,8 @@ from inference_workers.engine import ContextTooLong, Engine, EngineUnavailable, 
 from inference_workers.engines.llama_server import find_model
 from schemas.values import PromptMessage
 
+pytestmark = pytest.mark.model
+
 CONTEXT = 512
 WITHIN_S = 60.0
 

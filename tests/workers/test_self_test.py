@@ -53,7 +53,9 @@ def run(monkeypatch: pytest.MonkeyPatch, **variables: str) -> Report:
 
 
 @pytest.mark.timeout(WITHIN_S + 10)
-@pytest.mark.parametrize("engine", ["llama_cpp", "scripted", "simulated", "tensorrt_llm"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("llama_cpp", marks=pytest.mark.model), "scripted", "simulated", "tensorrt_llm"]
+)
 def test_it_passes_for_each_engine(engine: str) -> None:
     options = ("--json", "--cancel-ms", "20000")  # the cores are shared
     done = start("inference_workers.self_test", *options, TURNLOG_ENGINE=engine)
@@ -94,6 +96,7 @@ def test_an_engine_that_is_not_there_is_one_sentence_and_exit_1() -> None:
     assert done.stdout.splitlines()[-1].startswith("FAILED: tensorrt_llm")
 
 
+@pytest.mark.model
 def test_settings_that_are_wrong_are_exit_2() -> None:
     assert cli("--engine", "nobody", "--self-test").returncode == 2
     assert cli("--json").returncode == 2
@@ -123,6 +126,7 @@ def test_the_engine_of_the_option_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.model
 def test_an_abort_that_never_arrives_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "CLOSE_S", 0.3)
     monkeypatch.setattr(checks, "CHECK_S", 5.0)
