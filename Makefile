@@ -31,7 +31,7 @@ run: setup
 test: setup
 	@tests/clients/install.sh
 	$(BIN)/python -m pytest -n auto -m "$(WITHOUT_SERVERS)" $(TESTS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ($(WITHOUT_SERVERS))" $(TESTS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ($(WITHOUT_SERVERS))" $(TESTS) || [ $$? = 5 ]
 
 check: setup
 	$(BIN)/ruff check

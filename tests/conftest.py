@@ -20,18 +20,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[RUN_PID] = str(os.getpid())
 
 
-PATIENT = ("chaos", "kills", "log", "projections", "streams")
-"""Folders whose tests wait for what comes, however long it takes: they may run beside those that look at the clock."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two groups for `--dist loadgroup`, each in one process, in the order of its files."""
-    here = Path(__file__).parent
-    for item in items:
-        patient = item.path.relative_to(here).parts[0] in PATIENT
-        item.add_marker(pytest.mark.xdist_group("patient" if patient else "prompt"))
-
-
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop the servers with the run."""
     if not hasattr(config, "workerinput"):
