@@ -204,7 +204,8 @@ def _environment(settings: StackSettings, folder: DataFolder, servers: Servers) 
 
 
 def _processes(settings: StackSettings, folder: DataFolder, env: dict[str, str], api_port: int) -> list[Part]:
-    model = WorkerSettings(**told(settings)).served().name if settings.planned else None
+    unnamed = any(worker.model is None for worker in settings.planned)
+    model = WorkerSettings(**told(settings)).served().name if unnamed else None
     replicas = Replicas(settings.streams, settings.planned, settings.api_processes, settings.metrics, model)
     return process_parts(folder, replicas, env, settings.api_host, api_port)
 

@@ -85,11 +85,16 @@ class Product:
 
     def wait_ready(self, *, within_s: float = 60.0) -> None:
         """Until each part is ready again."""
-        eventually(
-            "every part is ready",
-            lambda: all(part["state"] == "ready" for part in self.parts().values()),
-            within_s=within_s,
-        )
+        late: list[dict[str, Any]] = []
+
+        def all_ready() -> bool:
+            late[:] = [part for part in self.parts().values() if part["state"] != "ready"]
+            return not late
+
+        try:
+            eventually("every part is ready", all_ready, within_s=within_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {late}") from None
 
     def addresses(self) -> list[str]:
         """The address of each API process."""
