@@ -16,6 +16,8 @@ from streams.log.log import Start
 from streams.log.steps import LogError, Partition
 
 _AFTER_ALL = -1
+GRACE_S = 5.0
+"""So much later than it should the client may say that there is no answer."""
 _STALE = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
 """What the client knows of the partition's leader is from before a restart of it. It does not learn by itself: a fresh
 client does."""
@@ -69,12 +71,16 @@ class Offsets:
             return {}
 
         def ask(timeout_s: float) -> dict[Partition, int]:
-            answers = self._admin.list_offsets(wanted, request_timeout=timeout_s)
+            admin = self._admin  # held here until it has answered: a client that nobody holds never does
+            answers = admin.list_offsets(wanted, request_timeout=timeout_s)
             try:
-                return {self._names.partition(place): answer.result().offset for place, answer in answers.items()}
+                found = {place: answer.result(timeout_s + GRACE_S).offset for place, answer in answers.items()}
+            except TimeoutError as late:
+                raise LogError("offsets: no answer") from late
             except KafkaException as failure:
-                if failure.args[0].code() in _STALE:
+                if failure.args[0].code() in _STALE and self._made is admin:
                     self._made = None
                 raise
+            return {self._names.partition(place): offset for place, offset in found.items()}
 
         return asked(ask, "offsets")
