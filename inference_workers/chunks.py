@@ -25,7 +25,8 @@ async def _nothing() -> None:
 class ChunkStream:
     """A `Generation` that an engine feeds from its event loop.
 
-    The engine sets `input_tokens` and `cached_tokens` when it knows them; `output_tokens` counts what was fed.
+    The engine sets `input_tokens` and `cached_tokens` when it knows them, and `counted` where tokens are estimated;
+    `output_tokens` counts what was fed.
 
     Args:
         close: stops the generation in the engine and waits until its slot is given up; called at most once.
@@ -41,6 +42,7 @@ class ChunkStream:
         "_tokens",
         "_waiter",
         "cached_tokens",
+        "counted",
         "input_tokens",
         "output_tokens",
     )
@@ -49,6 +51,7 @@ class ChunkStream:
         self.input_tokens = input_tokens
         self.cached_tokens = 0
         self.output_tokens = 0
+        self.counted = True
         self._close = close
         self._closing: asyncio.Task[None] | None = None
         self._text: list[str] = []
@@ -65,6 +68,7 @@ class ChunkStream:
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             cached_input_tokens=self.cached_tokens,
+            counted=self.counted,
         )
 
     @property

@@ -8,7 +8,6 @@ from inference_workers.engine import EngineError, Finish, GenerationRequest, Inv
 from inference_workers.engines.chat_completions import Characters, Part, Tokens, finish_of
 from inference_workers.engines.failures import Failed, Source, of_words
 from inference_workers.text import TextAssembler
-from schemas.values import Usage
 
 MESSAGE_TOKENS = 4
 """What a chat template adds to each message, for estimates."""
@@ -32,26 +31,6 @@ itself, because where tokens are counted by chunks there may be more chunks than
 
 class TooMuchText(ValueError):
     """An answer is longer than its token limit allows."""
-
-
-class CountedStream(ChunkStream):
-    """A stream that says whether its tokens were counted by the upstream."""
-
-    __slots__ = ("counted",)
-
-    def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(close)
-        self.counted = True
-
-    @property
-    def usage(self) -> Usage:
-        """Tokens so far."""
-        return Usage(
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            cached_input_tokens=self.cached_tokens,
-            counted=self.counted,
-        )
 
 
 class Answer:
@@ -80,7 +59,7 @@ class Answer:
         context_tokens: int,
     ) -> None:
         """The request is one that `engine.check` takes; `context_tokens` bound what an upstream may say it read."""
-        self.stream = CountedStream(close)
+        self.stream = ChunkStream(close)
         self.begun = False
         """Some of the answer has come, shown or thought."""
         self._assembler = TextAssembler(tuple(filter(None, request.stop)))

@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 import structlog
 
-from inference_workers.chunks import ChunkStream
+from inference_workers.chunks import ChunkStream, refused
 from inference_workers.engine import (
     EngineDead,
     EngineError,
@@ -36,7 +36,7 @@ from inference_workers.engines import providers
 from inference_workers.engines.chat_completions import Part
 from inference_workers.engines.circuits import Circuits, now_s
 from inference_workers.engines.failures import Failed, Failure, error_of, error_of_all
-from inference_workers.engines.openai_answer import Answer, CountedStream
+from inference_workers.engines.openai_answer import Answer
 from inference_workers.engines.openai_provider import Patience, Provider
 from inference_workers.engines.openai_upstream import Upstream
 from inference_workers.engines.providers import Ask, Asked, GiveUp, Limits, Wait
@@ -159,9 +159,7 @@ class OpenAiCompatibleEngine:
                 raise EngineDead("the engine does not run")
             check(request)
         except EngineError as error:
-            refused = CountedStream(_nothing)
-            refused.fail(error)
-            return refused
+            return refused(error)
         settings = self._settings
         running = Running(request, Answer(request, close, settings.bytes_per_token, settings.context_tokens))
         if self._slots.enter(running):
@@ -271,7 +269,3 @@ def _ended(running: Running, task: asyncio.Task[None]) -> None:
     if error is not None:
         running.stream.fail(EngineError(f"the engine failed: {type(error).__name__}"))
         logger.error("engine_bug", exc_info=error)
-
-
-async def _nothing() -> None:
-    return

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from inference_workers.chunks import ChunkStream
+from inference_workers.chunks import ChunkStream, refused
 from inference_workers.engine import (
     ContextTooLong,
     EngineDead,
@@ -105,9 +105,7 @@ class ScriptedEngine:
         try:
             running = self._accepted(request)
         except EngineError as error:
-            refused = ChunkStream(_nothing)
-            refused.fail(error)
-            return refused
+            return refused(error)
 
         async def close() -> None:
             self._over(running, None)
@@ -206,7 +204,3 @@ def _shown(assembler: TextAssembler | None, piece: str | bytes) -> tuple[str, bo
         return (piece if isinstance(piece, str) else piece.decode()), False
     shown = assembler.add(piece.encode() if isinstance(piece, str) else piece)
     return shown.text, shown.stopped
-
-
-async def _nothing() -> None:
-    return

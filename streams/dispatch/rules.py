@@ -65,6 +65,11 @@ TOLD = {"handed_back": "handed_over", "": "handed_over"}
 """What readers are told where it is not the reason itself."""
 
 
+def backoff_ms(returned: int) -> int:
+    """How long a request waits that was handed back so often before, at least once."""
+    return min(BACKOFF_MS_MAX, BACKOFF_MS << min(returned - 1, 16))
+
+
 def not_served(reason: str) -> Failure:
     """It was handed back too often."""
     return Failure(
@@ -252,14 +257,14 @@ def _again(
         round_.end(request, "failed", not_served(reason))
     else:
         later = reason in NO_ROOM and progress.returned > 0
-        wait_ms = min(BACKOFF_MS_MAX, BACKOFF_MS * 2 ** min(progress.returned - 1, 16)) if later else 0
+        not_before_ms = round_.now_ms + backoff_ms(progress.returned) if later else 0
         round_.again(
             request,
             reason,
             killed=killed,
             returned=int(returned),
             stalled=int(stalled),
-            not_before_ms=round_.now_ms + round(wait_ms) if later else 0,
+            not_before_ms=not_before_ms,
         )
 
 

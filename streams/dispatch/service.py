@@ -208,11 +208,10 @@ def _measure(round_: Round, model: str) -> None:
     thresholds = round_.limits.thresholds
     has, waiting = capacity(round_, model), round_.queue.eligible_of(model)
     for one in PRIORITIES:
-        ahead = ahead_of(one, waiting)
         round_.levels[model, one] = next_level(
             _level(round_, model, one),
-            wait_ms(has, ahead, round_.hold_ms.get(model), one),
-            kv_full=ahead > 0 and has.kv_share >= thresholds.kv_share,
+            _wait_ms(round_, model, one),
+            kv_full=ahead_of(one, waiting) > 0 and has.kv_share >= thresholds.kv_share,
             priority=one,
             thresholds=thresholds,
             flow_ms=round_.flow_ms,
