@@ -18,6 +18,11 @@ KILLS ?= 40
 SEED ?=
 CHAOS ?=
 WITHOUT_SERVERS := not servers and not model and not system and not kills
+# Some tests wait: more processes than cores. One that hangs where no signal reaches it is shown and ends the run.
+PURE_TESTS := $(BIN)/python -m pytest -n $(shell expr $$(nproc) \* 3 / 2) -m "$(WITHOUT_SERVERS)" \
+	-o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
+SERVER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile -m "not ($(WITHOUT_SERVERS))" \
+	-o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
 .PHONY: setup run test check kills chaos bench format lock
 .DEFAULT_GOAL := run
@@ -30,15 +35,15 @@ run: setup
 
 test: setup
 	@tests/clients/install.sh
-	$(BIN)/python -m pytest -n auto -m "$(WITHOUT_SERVERS)" $(TESTS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ($(WITHOUT_SERVERS))" $(TESTS) || [ $$? = 5 ]
+	$(PURE_TESTS) $(TESTS) || [ $$? = 5 ]
+	$(SERVER_TESTS) $(TESTS) || [ $$? = 5 ]
 
 check: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n auto -m "$(WITHOUT_SERVERS)" $(TESTS)
+	$(PURE_TESTS) $(TESTS)
 
 kills: setup
 	TURNLOG_KILLS_S=360 $(BIN)/python -m pytest tests/kills/test_turns_and_dispatch.py $(TESTS)

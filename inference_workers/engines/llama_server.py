@@ -108,12 +108,15 @@ def load(settings: LlamaSettings) -> Server:
     params.n_threads_http = 1
     params.ui = False
     params.endpoint_slots = False
+    params.endpoint_metrics = True
     params.verbosity = 0
     try:
-        server: Server = xllamacpp.Server(params)
+        server = xllamacpp.Server(params)
     except (RuntimeError, ValueError) as error:
         raise EngineUnavailable(f"llama.cpp does not take the model at {settings.model_path}: {error}") from error
-    return server
+    server.handle_metrics()  # answered by its main loop: the end of a server whose loop has not begun hangs for ever
+    loaded: Server = server
+    return loaded
 
 
 def _keep_slots_apart(params: Any) -> None:

@@ -11,6 +11,7 @@ from clients.programs import python, required, run_node, run_python
 from clients.sites import Site
 
 
+@pytest.mark.system  # what tests/clients/install.sh installs
 def test_a_programs_lines_are_heard_and_its_failure_is_shown(tmp_path: Path) -> None:
     good = tmp_path / "good.mjs"
     good.write_text("console.log(JSON.stringify({v: process.versions.node})); console.log('plain')")

@@ -68,14 +68,15 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 }
 
 
-@pytest.fixture(
-    params=[pytest.param(name, id=name, marks=pytest.mark.model if name == "llama_cpp" else ()) for name in ENGINES]
-)
+EACH = [pytest.param(name, id=name, marks=pytest.mark.model if name == "llama_cpp" else ()) for name in ENGINES]
+
+
+@pytest.fixture(params=EACH)
 def unstarted(request: pytest.FixtureRequest) -> Callable[[], Engine]:
     return ENGINES[request.param]
 
 
-@pytest.fixture(params=[pytest.param(name, id=name) for name in ENGINES])
+@pytest.fixture(params=EACH)
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     made = ENGINES[request.param]()
     await made.start()

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -210,6 +212,25 @@ async def test_what_is_no_model_is_unavailable(tmp_path: Any) -> None:
     for path in (tmp_path / "no.gguf", tmp_path / "missing.gguf"):
         with pytest.raises(EngineUnavailable):
             await LlamaCppEngine(settings(model_path=path)).start()
+
+
+LOADS_AND_ENDS = """
+from inference_workers.engines.llama_server import LlamaSettings, find_model, load
+
+settings = LlamaSettings(model="smollm2", model_path=find_model(), slots=1, context_tokens=256)
+for _ in range(4):
+    load(settings)
+"""
+
+
+def test_a_server_that_is_ended_as_soon_as_it_is_loaded_ends() -> None:
+    """More of them than cores, so that some end before their main loop had its turn."""
+    processes = [subprocess.Popen([sys.executable, "-c", LOADS_AND_ENDS]) for _ in range(4)]
+    try:
+        assert [process.wait(WITHIN_S) for process in processes] == [0] * 4
+    finally:
+        for process in processes:
+            process.kill()
 
 
 class Breaking:
