@@ -9,7 +9,7 @@
    free traffic: paid passes the stages last.
 3. A stage is left, one at a time, when the forecast has been below `leave_share` of its threshold for `hold_ms`.
 4. Where nothing is known of any worker, no stage changes; where none has worked for long, there is none.
-5. Free traffic leaves so many slots free that of a hundred paid arrivals one at most finds none. Slots that become
+5. Free traffic leaves so many slots free that of a thousand paid arrivals one at most finds none. Slots that become
    free go to paid traffic first, so what is kept for it behaves like a stock that is refilled at the rate of all ends
    and taken from at the rate of paid arrivals: an arrival finds it empty with the probability of their ratio to the
    power of its size (the M/M/1 queue of what is missing). Where no paid traffic comes nothing is kept.
@@ -26,7 +26,7 @@ HOLD_GUESS_MS = 5_000.0
 """How long a generation takes, until one has been measured."""
 HOLD_WEIGHT = 0.1
 RETRY_S_MAX = 60
-RESERVE_MISSED = 0.01
+RESERVE_MISSED = 0.001
 """Part of paid arrivals that may find no slot kept for them."""
 RATE_OVER_MS = 30_000
 """Time constant of the measured rate of paid arrivals."""
