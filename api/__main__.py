@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import structlog
 import uvloop
 
-from api.accounts import Accounts
 from api.app import create_app
 from api.capacity import Capacity, raise_files_max
 from api.clickhouse_views import ClickHouseViews
@@ -32,6 +31,7 @@ from api.server import HttpServer, listening
 from api.settings import ApiSettings
 from api.sse import OpenStreams
 from api.stores import HotStore, StoreDown
+from schemas.account import Accounts
 from schemas.ids import Identities
 from schemas.topics import ACCOUNTS, LOAD, MESSAGES
 from streams.log.kafka.log import KafkaLog
@@ -71,7 +71,7 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
     service = Service(
         ids=ids,
         models=settings.served,
-        tier_limits=settings.tier_limits,
+        tiers=settings.tiers,
         accounts=accounts,
         sender=Sender(
             ids=ids,
@@ -79,7 +79,6 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
             appender=appender,
             hot=hot,
             views=views,
-            tier_limits=settings.tier_limits,
             load=load,
             metrics=metrics,
             now_ms=now_ms,

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import tickets
-from api.accounts import Accounts, Caller
+from api.accounts import Caller, caller_of
 from api.conversations import Conversations
 from api.feed_response import FeedAnswers
 from api.following import Streams
@@ -22,10 +22,12 @@ from api.metrics import Metrics
 from api.problems import bad_request, not_found, ticket_refused, unauthorised, unavailable
 from api.sending import Sender
 from api.stores import HotStore, Views
+from schemas.account import Accounts
+from schemas.events import KeyIssued
 from schemas.ids import Identities, Kind, Parsed, key_hash
 from schemas.limits import CLIENT_MESSAGE_ID_CHARS_MAX
 from schemas.models import Model
-from schemas.values import Tier
+from schemas.tiers import Tiers
 from streams.log.trace import child
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -40,7 +42,7 @@ class Service:
 
     ids: Identities
     models: tuple[Model, ...]
-    tier_limits: dict[Tier, int]
+    tiers: Tiers
     accounts: Accounts
     sender: Sender
     conversations: Conversations
@@ -113,7 +115,10 @@ async def _caller(request: Request, credential: Credential) -> Caller:
     if not credential:
         raise unauthorised()
     the = service(request)
-    return _admitted(request, the, the.accounts.caller(key_hash(credential)))
+    now_ms = the.now_ms()
+    issued = the.accounts.opened_by(key_hash(credential), now_ms)
+    caller = caller_of(the.accounts, the.tiers, issued, now_ms) if issued is not None else None
+    return _admitted(request, the, caller)
 
 
 async def _follower(
@@ -124,10 +129,13 @@ async def _follower(
     if ticket is None:
         return await _caller(request, credential)
     the = service(request)
-    found = tickets.read(ticket, the.ids.secret, the.now_ms())
+    now_ms = the.now_ms()
+    found = tickets.read(ticket, the.ids.secret, now_ms)
     if found is None or found.stream_id not in request.path_params.values():
         raise ticket_refused()
-    return _admitted(request, the, the.accounts.caller_of(found.account_id, found.key_id))
+    issued = the.accounts.key(found.account_id, found.key_id)
+    caller = caller_of(the.accounts, the.tiers, issued, now_ms) if isinstance(issued, KeyIssued) else None
+    return _admitted(request, the, caller)
 
 
 def _admitted(request: Request, the: Service, caller: Caller | None) -> Caller:

@@ -6,7 +6,7 @@ Rules:
    stamp and this machine's time, and by when this process read it and its monotonic clock. So neither dispatch's clock
    nor a step of this machine's lets one count for longer. Without one a send is accepted: dispatch decides then, as it
    does in any case, and so too where the machines' clocks are further apart than that.
-2. A send is turned away where dispatch would refuse it: at the stage `refuse` of its model for the account's tier,
+2. A send is turned away where dispatch would refuse it: at the stage `refuse` of its model for the account's priority,
    unless the model's smaller one runs and does not refuse, so that dispatch may give it to that one.
 3. What is in the log already is never turned away (`api.sending`).
 4. A record that says nothing, or nothing of its own key, changes nothing.
@@ -19,7 +19,7 @@ import msgspec
 
 from schemas.events import Event, LoadMeasured
 from schemas.models import Model
-from schemas.values import Failure, Stage, Tier
+from schemas.values import Failure, Priority, Stage
 
 YOUNG_MS = 5_000
 AHEAD_MS = 5_000
@@ -65,21 +65,21 @@ class Load:
         elif event is None and key in self._places:
             self._told.pop(self._places.pop(key), None)
 
-    def refusal(self, model: Model, tier: Tier, now_ms: int) -> Failure | None:
+    def refusal(self, model: Model, priority: Priority, now_ms: int) -> Failure | None:
         """Why a new message for the model is turned away now; None: it is let in."""
-        return refusal(model, tier, self._told, Now(now_ms, self._monotonic_ms()))
+        return refusal(model, priority, self._told, Now(now_ms, self._monotonic_ms()))
 
     def _monotonic_ms(self) -> int:
         return int(self._now_s() * 1000)
 
 
-def refusal(model: Model, tier: Tier, told: Mapping[Place, Told], now: Now) -> Failure | None:
+def refusal(model: Model, priority: Priority, told: Mapping[Place, Told], now: Now) -> Failure | None:
     """See the rules of this module."""
     load = _young(told.get((model.pool, model.name)), now)
-    if load is None or _stage(load, tier) != "refuse":
+    if load is None or _stage(load, priority) != "refuse":
         return None
     smaller = _young(told.get((model.pool, model.smaller)), now) if model.smaller else None
-    if smaller is not None and smaller.slots and _stage(smaller, tier) != "refuse":
+    if smaller is not None and smaller.slots and _stage(smaller, priority) != "refuse":
         return None
     after_s = min(max(load.retry_after_s, 1), RETRY_S_MAX)
     if load.workers == 0:
@@ -95,5 +95,5 @@ def _young(told: Told | None, now: Now) -> LoadMeasured | None:
     return told.load if -AHEAD_MS <= now.wall_ms - told.load.measured_at_ms < YOUNG_MS else None
 
 
-def _stage(load: LoadMeasured, tier: Tier) -> Stage:
-    return load.stage_paid if tier == "paid" else load.stage_free
+def _stage(load: LoadMeasured, priority: Priority) -> Stage:
+    return load.stage_paid if priority == "paid" else load.stage_free

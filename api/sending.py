@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from api import claims
-from api.accounts import Caller, rate_of
+from api.accounts import Caller
 from api.bodies import (
     NOTHING_BROUGHT,
     Brought,
@@ -33,7 +33,7 @@ from schemas.codec import to_json
 from schemas.events import CancellationRequested, Event, MessageSubmitted, RegenerationRequested
 from schemas.ids import Identities, Parsed
 from schemas.models import Model, find
-from schemas.values import Failure, Tier
+from schemas.values import Failure
 from streams.log.steps import LogFull, NotAppended, Output, Place, Writer
 
 log = structlog.get_logger()
@@ -83,7 +83,6 @@ class Sender:
         appender: Appender,
         hot: HotStore,
         views: Views,
-        tier_limits: dict[Tier, int],
         load: Load,
         metrics: Metrics,
         now_ms: Callable[[], int],
@@ -94,7 +93,6 @@ class Sender:
         self._appender = appender
         self._hot = hot
         self._views = views
-        self._tier_limits = tier_limits
         self._load = load
         self._metrics = metrics
         self._now_ms = now_ms
@@ -192,9 +190,8 @@ class Sender:
         await self._appender.append((event,), traceparent)
 
     async def _enter(self, caller: Caller, event: Request, claim: Claim | None) -> Entry | None:
-        rate = rate_of(caller, self._tier_limits)
         try:
-            return await self._hot.enter(caller.account_id, event.conversation_id, rate, claim)
+            return await self._hot.enter(caller.account_id, event.conversation_id, caller.rate, claim)
         except StoreDown as down:
             self._metrics.degraded_sends.inc()
             log.warning("send without redis", reason=down.reason)
@@ -211,7 +208,7 @@ class Sender:
 
     async def _check_load(self, caller: Caller, event: Request, claim: Claim | None) -> None:
         model = find(self._models, event.model)
-        refusal: Failure | None = self._load.refusal(model, event.tier, self._now_ms()) if model else None
+        refusal: Failure | None = self._load.refusal(model, caller.rules.priority, self._now_ms()) if model else None
         if refusal is None:
             return
         if claim is not None:

@@ -1,12 +1,15 @@
 """Settings of an API process, from TURNLOG_… variables."""
 
+from typing import Annotated
+
 from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
 
 from api.cors import origins_of
 from api.reading import Patience
 from api.stores import PageLimit
 from schemas.models import DEFAULT_MODELS, Model, parse_models
-from schemas.values import Tier
+from schemas.tiers import DEFAULT_TIERS, Tiers, parse_tiers
 from streams.log.process import ProcessSettings, database_of
 
 
@@ -29,10 +32,8 @@ class ApiSettings(ProcessSettings):
     cors_origins: str = ""
     """Origins whose pages may use the API from a browser, with commas between; `*`: all."""
 
-    requests_per_minute_free: int = Field(default=60, ge=1, le=60_000_000)
-    """Accepted sends and regenerations of an account of this tier, unless it has limits of its own."""
-    requests_per_minute_paid: int = Field(default=60_000, ge=1, le=60_000_000)
-    """The same of the other tier."""
+    tiers: Annotated[Tiers, NoDecode] = DEFAULT_TIERS
+    """JSON object of [tiers](#the-tiers): members given go before those of the default."""
 
     ticket_s: int = Field(default=300, ge=1, le=86_400)
     """How long a ticket opens its stream, also again after a broken connection."""
@@ -57,6 +58,11 @@ class ApiSettings(ProcessSettings):
             parse_models(value)
         return value or None
 
+    @field_validator("tiers", mode="before")
+    @classmethod
+    def _parse_tiers(cls, value: object) -> object:
+        return parse_tiers(value) if isinstance(value, str) else value
+
     @field_validator("cors_origins")
     @classmethod
     def _origins_are_valid(cls, value: str) -> str:
@@ -72,11 +78,6 @@ class ApiSettings(ProcessSettings):
     def served(self) -> tuple[Model, ...]:
         """The models."""
         return parse_models(self.models) if self.models else DEFAULT_MODELS
-
-    @property
-    def tier_limits(self) -> dict[Tier, int]:
-        """Requests per minute of each tier."""
-        return {"free": self.requests_per_minute_free, "paid": self.requests_per_minute_paid}
 
     @property
     def database(self) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+import msgspec
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -19,6 +20,8 @@ from projections.buffer.settings import BufferSettings
 from projections.views.settings import ViewsSettings
 from schemas.described import descriptions, members, summary
 from schemas.models import Model, Price
+from schemas.prices import PriceEntry
+from schemas.tiers import DEFAULT_TIERS, TierRules
 from streams.log.process import ProcessSettings
 from streams.settings import DemandSettings, DispatchSettings, SettlementSettings, StreamSettings, TurnsSettings
 
@@ -62,16 +65,38 @@ local model, `smollm2-135m-instruct`, in the pool `default`. [operations.md](ope
 examples.
 """
 
+TIERS = """## The tiers
+
+`TURNLOG_TIERS`: a JSON object, the same for every process, from a tier's name (lower-case letters, digits, `-`, `_`) to
+its members. Those of `free` and `paid` that are not given are as in the default:
+
+| tier | priority | requests_per_minute | tokens_per_minute | running_max |
+|---|---|---|---|---|
+"""
+
+PRICES = """## The prices
+
+`TURNLOG_PRICES`: a JSON list of entries, the same for every process; a model without an entry has its own price. What
+counts is when a reply was accepted, so an entry can be given before it comes into force. Give a new one its own
+version, and keep the old ones.
+"""
+
 _BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 
 def document() -> str:
     """The page."""
     models = (_members("A model", Model), _members("`price` of a model", Price))
-    return "\n".join([HEAD, *(_section(*section) for section in SECTIONS), MODELS, *models])
+    tiers = TIERS + "".join(
+        f"| `{name}` | `{rules.priority}` | {rules.requests_per_minute} | {rules.tokens_per_minute} "
+        f"| {rules.running_max} |\n"
+        for name, rules in DEFAULT_TIERS.items()
+    )
+    more = (tiers, _members("A tier", TierRules), PRICES, _members("An entry", PriceEntry))
+    return "\n".join([HEAD, *(_section(*section) for section in SECTIONS), MODELS, *models, *more])
 
 
-def _members(title: str, cls: type[Model | Price]) -> str:
+def _members(title: str, cls: type[msgspec.Struct]) -> str:
     head = f"### {title}\n\n{summary(cls)}\n\n| member | type | default | |\n|---|---|---|---|\n"
     rows = []
     for member in members(cls):
@@ -103,12 +128,14 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     default = field.get_default(call_default_factory=True)
-    if default is None or default in ("", {}):
+    if default is None or default in ("", {}, ()):
         return ""
     if hasattr(default, "get_secret_value"):
         default = default.get_secret_value()
     if isinstance(default, tuple):
         return "the local model"
+    if isinstance(default, Mapping):
+        return "below"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 

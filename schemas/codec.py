@@ -23,14 +23,18 @@ import msgspec
 
 from schemas.events import (
     EVENTS,
+    AccountOpened,
     DemandForecast,
     Event,
     GenerationDeclined,
     GenerationEnded,
     GenerationFinished,
     GenerationRequested,
+    KeyIssued,
+    LimitsChanged,
     MessageSubmitted,
     ReplyStored,
+    UsageRecorded,
     WorkerLeased,
 )
 
@@ -78,19 +82,25 @@ def type_name(cls: type[Event]) -> str:
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 
 _GREW: tuple[type[Event], ...] = (
+    AccountOpened,
     DemandForecast,
     GenerationDeclined,
     GenerationEnded,
     GenerationFinished,
     GenerationRequested,
+    KeyIssued,
+    LimitsChanged,
     MessageSubmitted,
     ReplyStored,
+    UsageRecorded,
     WorkerLeased,
 )
-"""Events whose second version has more members, all with defaults."""
+"""Events whose later versions have more members, all with defaults."""
 
 UPCASTS: Mapping[str, tuple[type[Event], Upcast]] = {
-    f"{PREFIX}{cls.__name__}.v1": (cls, lambda members: members) for cls in _GREW
+    f"{PREFIX}{cls.__name__}.v{version}": (cls, lambda members: members)
+    for cls in _GREW
+    for version in range(1, cls.VERSION)
 }
 """Type on the wire of an older version -> (today's class, function from its members to today's)."""
 

@@ -19,6 +19,7 @@ import msgspec
 from schemas.values import (
     EndStatus,
     Failure,
+    InvoiceLine,
     Notice,
     Priority,
     PromptMessage,
@@ -123,11 +124,12 @@ class RegenerationRequested(Event, frozen=True):
 class ReplyStored(Event, frozen=True):
     """A reply reached its end: the text that readers saw, as one piece. Written by settlement.
 
-    Version 2 added `void_attempts`, and `retry_after_s` to errors.
+    Version 2 added `void_attempts`, and `retry_after_s` to errors; version 3 `cache_write_long_tokens` and
+    `reasoning_tokens` to the usage.
     """
 
     TOPIC = "messages"
-    VERSION = 2
+    VERSION = 3
 
     conversation_id: str
     reply_id: str
@@ -447,11 +449,11 @@ class GenerationEnded(Event, frozen=True):
 
     From a worker: `generation_id` is its own, `seq` follows its last piece, `usage` and the text's digest are
     given. From dispatch, for a reply that no worker will end: `generation_id` is empty, `seq` is 0.
-    Version 2 added `retry_after_s` to errors.
+    Version 2 added `retry_after_s` to errors; version 3 `cache_write_long_tokens` and `reasoning_tokens` to the usage.
     """
 
     TOPIC = "tokens"
-    VERSION = 2
+    VERSION = 3
 
     reply_id: str
     conversation_id: str
@@ -476,16 +478,22 @@ class GenerationEnded(Event, frozen=True):
 
 
 class UsageRecorded(Event, frozen=True):
-    """What one reply used and costs. Identity: the reply's id and the kind, whatever happened on the way."""
+    """What one reply (or one attempt at it that came to nothing) used and costs, whatever happened on the way.
+
+    Identity: the reply's id and the kind. A higher revision replaces a lower one; `account_id` and `usage_day` are the
+    same in all of them. Input is in exclusive parts: uncached + cache read + cache write + cache write long.
+    Version 2 added `cache_write_long_input_tokens`, `reasoning_tokens`, `charged`, `queued_ms` and `gpu_ms`.
+    """
 
     TOPIC = "usage"
     KEY = "account_id"
+    VERSION = 2
 
     account_id: str
     reply_id: str
     conversation_id: str
     record_kind: str
-    """`reply` for the charge of a reply; corrections have kinds of their own."""
+    """`reply` for the reply as it ended; `attempt-1`, … for attempts that came to nothing, which cost nothing."""
     revision: int
     usage_day: str
     """YYYY-MM-DD, UTC, computed once, from the reply's end."""
@@ -494,16 +502,29 @@ class UsageRecorded(Event, frozen=True):
     pool: str
     model: str
     attempts: int
+    """Number of the attempt; of a reply its last one, which is how many there were."""
     uncached_input_tokens: int
     cache_read_input_tokens: int
     cache_write_input_tokens: int
     output_tokens: int
+    """Those generated, reasoning included."""
     counted: bool
+    """True: counted by the engine. False: estimated from what reached the log."""
     cost: str
     """Decimal in `currency`, as text."""
     currency: str
     price_version: str
+    """Of the price list entry that it was computed with; `unpriced` where there is none."""
     ended_at_ms: TimeMs
+    cache_write_long_input_tokens: int = 0
+    """Written to a cache that is kept for an hour or more."""
+    reasoning_tokens: int = 0
+    charged: bool = True
+    """False: `cost` is 0 because it was our failure."""
+    queued_ms: int | None = None
+    """From acceptance until the engine had the prompt; None: it never had it."""
+    gpu_ms: int | None = None
+    """From then until the end; None: not known."""
 
     def identity(self) -> str:
         return f"{self.reply_id}/{self.record_kind}/{self.revision}"
@@ -527,6 +548,26 @@ class UsageAdjusted(Event, frozen=True):
 
     def identity(self) -> str:
         return f"{self.reply_id}/{self.record_kind}/{self.revision}"
+
+
+class PeriodClosed(Event, frozen=True):
+    """An account's bill for a month is final. What comes later for its days goes to the next one, as an adjustment.
+
+    Its place among the account's records in the log is what divides early from late.
+    """
+
+    TOPIC = "usage"
+    KEY = "account_id"
+
+    account_id: str
+    period: str
+    """YYYY-MM, UTC."""
+    lines: tuple[InvoiceLine, ...]
+    """Together they are the bill."""
+    closed_at_ms: TimeMs
+
+    def identity(self) -> str:
+        return f"{self.account_id}/invoice/{self.period}"
 
 
 # --- workers: leases -------------------------------------------------------------------------------------------
@@ -606,12 +647,12 @@ class WorkerReleased(Event, frozen=True):
 class GenerationFinished(Event, frozen=True):
     """A worker's generation is over and its end is in the log (or it was handed back: `returned`).
 
-    Version 2 added `reason` and `ran_ms`.
+    Version 2 added `reason` and `ran_ms`; version 3 `cache_write_long_tokens` and `reasoning_tokens` to the usage.
     """
 
     TOPIC = "workers"
     KEY = "pool"
-    VERSION = 2
+    VERSION = 3
 
     pool: str
     inbox: int
@@ -731,18 +772,37 @@ class ReplicasDesired(Event, frozen=True):
 
 
 class AccountOpened(Event, frozen=True):
-    """An account exists."""
+    """An account exists. Version 2 added `organisation_id`."""
 
     TOPIC = "accounts"
     KEY = "account_id"
+    VERSION = 2
 
     account_id: str
     name: str
     tier: Tier
     opened_at_ms: TimeMs
+    organisation_id: str | None = None
+    """Whose buckets it draws from too, together with its other accounts; None: nobody's."""
 
     def identity(self) -> str:
         return f"{self.account_id}/account"
+
+    def key(self) -> str:
+        return self.identity()
+
+
+class AccountClosed(Event, frozen=True):
+    """Nothing opens the account any more. What it used stays."""
+
+    TOPIC = "accounts"
+    KEY = "account_id"
+
+    account_id: str
+    closed_at_ms: TimeMs
+
+    def identity(self) -> str:
+        return f"{self.account_id}/closed"
 
     def key(self) -> str:
         return self.identity()
@@ -765,17 +825,64 @@ class TierChanged(Event, frozen=True):
         return f"{self.account_id}/tier"
 
 
-class KeyIssued(Event, frozen=True):
-    """An API key exists. Only its hash is known to us; the key was shown once."""
+class UserAdded(Event, frozen=True):
+    """A person (or program) of an account, to whom keys can belong."""
 
     TOPIC = "accounts"
     KEY = "account_id"
+
+    account_id: str
+    user_id: str
+    """Unique within its account; the `sub` of a JWT."""
+    name: str
+    added_at_ms: TimeMs
+
+    def identity(self) -> str:
+        return f"{self.account_id}/user/{self.user_id}"
+
+    def key(self) -> str:
+        return self.identity()
+
+
+class UserRemoved(Event, frozen=True):
+    """The user's keys and tokens open nothing any more."""
+
+    TOPIC = "accounts"
+    KEY = "account_id"
+
+    account_id: str
+    user_id: str
+    removed_at_ms: TimeMs
+
+    def identity(self) -> str:
+        return f"{self.account_id}/user/{self.user_id}/removed"
+
+    def key(self) -> str:
+        return f"{self.account_id}/user/{self.user_id}"
+
+
+class KeyIssued(Event, frozen=True):
+    """An API key exists. Only its hash is known to us; the key was shown once.
+
+    Version 2 added `name`, `prefix`, `user_id` and `expires_at_ms`.
+    """
+
+    TOPIC = "accounts"
+    KEY = "account_id"
+    VERSION = 2
 
     account_id: str
     key_id: str
     key_hash: str
     """SHA-256 (hex) of the whole key. Keys have 128 random bits or more, so no salt is needed."""
     issued_at_ms: TimeMs
+    name: str = ""
+    """What its owner calls it."""
+    prefix: str = ""
+    """Its first characters, to recognise it by."""
+    user_id: str | None = None
+    expires_at_ms: TimeMs | None = None
+    """From then on it opens nothing; None: never."""
 
     def identity(self) -> str:
         return f"{self.account_id}/key/{self.key_id}"
@@ -802,14 +909,26 @@ class KeyRevoked(Event, frozen=True):
 
 
 class LimitsChanged(Event, frozen=True):
-    """Limits that differ from the tier's."""
+    """What the account may, where it differs from its tier (`schemas.tiers`). None: as the tier says.
+
+    All of them at once: a later record replaces an earlier one. Version 2 added all but `requests_per_minute`.
+    """
 
     TOPIC = "accounts"
     KEY = "account_id"
+    VERSION = 2
 
     account_id: str
-    requests_per_minute: int
     changed_at_ms: TimeMs
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    burst_tokens: int | None = None
+    output_tokens_max: int | None = None
+    running_max: int | None = None
+    models: tuple[str, ...] | None = None
+    spend_soft: str | None = None
+    """Decimal, of a calendar month (UTC)."""
+    spend_hard: str | None = None
 
     def identity(self) -> str:
         return f"{self.account_id}/limits/{self.changed_at_ms}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from schemas import events as e
 from schemas.codec import Envelope
-from schemas.values import Failure, Notice, PromptMessage, Sampling, Timings, Usage, VoidAttempt
+from schemas.values import Failure, InvoiceLine, Notice, PromptMessage, Sampling, Timings, Usage, VoidAttempt
 
 CONVERSATION = "conv_74dqqp7pt7rtlju1q5a7eishta5su3l2col0"
 MESSAGE = "msg_74dqqp7pt7rtlju1q5a7eisht8cdvchg5t0r2o47bnje2vdmr84g"
@@ -212,6 +212,8 @@ _EVENTS: tuple[e.Event, ...] = (
         currency="USD",
         price_version="2026-11",
         ended_at_ms=AT_MS + 230,
+        queued_ms=9,
+        gpu_ms=221,
     ),
     e.UsageAdjusted(
         account_id=ACCOUNT,
@@ -223,6 +225,28 @@ _EVENTS: tuple[e.Event, ...] = (
         currency="USD",
         reason="The reply was empty.",
         adjusted_at_ms=AT_MS + 86_400_000,
+    ),
+    e.PeriodClosed(
+        account_id=ACCOUNT,
+        period="2025-11",
+        lines=(
+            InvoiceLine(
+                description="usage",
+                usage_period="2025-11",
+                model=MODEL,
+                tier="paid",
+                price_version="2026-11",
+                currency="USD",
+                records=1,
+                uncached_input_tokens=15,
+                cache_read_input_tokens=16,
+                cache_write_input_tokens=0,
+                cache_write_long_input_tokens=0,
+                output_tokens=7,
+                amount="0.00000223",
+            ),
+        ),
+        closed_at_ms=AT_MS + 172_800_000,
     ),
     e.WorkerRegistered(
         pool=POOL, instance=INSTANCE, inbox=0, model=MODEL, slots=4, kv_tokens=8192, context_tokens=8192
@@ -295,11 +319,34 @@ _EVENTS: tuple[e.Event, ...] = (
         slots_per_worker=4.0,
         replicas=3,
     ),
-    e.AccountOpened(account_id=ACCOUNT, name="Demo", tier="paid", opened_at_ms=AT_MS),
+    e.AccountOpened(account_id=ACCOUNT, name="Demo", tier="paid", opened_at_ms=AT_MS, organisation_id="acme"),
+    e.AccountClosed(account_id=ACCOUNT, closed_at_ms=AT_MS),
     e.TierChanged(account_id=ACCOUNT, tier="free", changed_at_ms=AT_MS),
-    e.KeyIssued(account_id=ACCOUNT, key_id="k1", key_hash=_DIGEST, issued_at_ms=AT_MS),
+    e.UserAdded(account_id=ACCOUNT, user_id="ada", name="Ada", added_at_ms=AT_MS),
+    e.UserRemoved(account_id=ACCOUNT, user_id="ada", removed_at_ms=AT_MS + 1),
+    e.KeyIssued(
+        account_id=ACCOUNT,
+        key_id="k1",
+        key_hash=_DIGEST,
+        issued_at_ms=AT_MS,
+        name="laptop",
+        prefix="tlk_9fQx",
+        user_id="ada",
+        expires_at_ms=1_795_000_000_000,
+    ),
     e.KeyRevoked(account_id=ACCOUNT, key_id="k1", revoked_at_ms=AT_MS + 1),
-    e.LimitsChanged(account_id=ACCOUNT, requests_per_minute=120, changed_at_ms=AT_MS),
+    e.LimitsChanged(
+        account_id=ACCOUNT,
+        changed_at_ms=AT_MS,
+        requests_per_minute=120,
+        tokens_per_minute=50_000,
+        burst_tokens=100_000,
+        output_tokens_max=2_048,
+        running_max=8,
+        models=("smollm2-135m-instruct",),
+        spend_soft="80",
+        spend_hard="100.50",
+    ),
 )
 
 _PARKED = e.GenerationParked(

@@ -22,7 +22,14 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of prompt tokens that came from the cache."""
     cache_write: Decimal
     """Of prompt tokens that the engine says it wrote to the cache."""
+    cache_write_long: Decimal | None = None
+    """The same, to a cache that is kept for an hour or more. Absent: twice `input`."""
     output: Decimal
+
+    @property
+    def long_write(self) -> Decimal:
+        """What a token that is written to the long cache costs."""
+        return 2 * self.input if self.cache_write_long is None else self.cache_write_long
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,12 +136,17 @@ def _said(text: str) -> str:
     return f"{within}: {plain[:1].lower()}{plain[1:]}"
 
 
+def uncached(usage: Usage) -> int:
+    """Prompt tokens that were neither read from a cache nor written to one: what is left of the input."""
+    return usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens - usage.cache_write_long_tokens
+
+
 def cost(usage: Usage, price: Price) -> Decimal:
-    """What a usage costs: exact, not rounded. Buckets are exclusive: uncached + cached + written = input."""
-    uncached = usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens
+    """What a usage costs: exact, not rounded. Parts are exclusive: uncached + cached + written = input."""
     return (
-        uncached * price.input
+        uncached(usage) * price.input
         + usage.cached_input_tokens * price.cached_input
         + usage.cache_write_tokens * price.cache_write
+        + usage.cache_write_long_tokens * price.long_write
         + usage.output_tokens * price.output
     ) / MILLION

@@ -43,6 +43,16 @@ PIECES_MAX = 64
 """So many pieces are joined into one, so that a long reply costs no more per piece than a short one."""
 
 
+class VoidUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt that came to nothing had used: a worker had begun it."""
+
+    attempt: int
+    model: str
+    started_at_ms: int
+    output_tokens: int
+    """Of the pieces that reached the log before its reset."""
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one open or ended reply."""
 
@@ -55,6 +65,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The instance that began the attempt."""
     void_attempts: tuple[VoidAttempt, ...] = ()
     """The attempts before this one."""
+    void_usage: tuple[VoidUsage, ...] = ()
+    """Of those of them that a worker had begun."""
+    started_at_ms: int = 0
+    """When the worker began the attempt."""
     model: str = ""
     next_seq: int = 1
     pieces: tuple[str, ...] = ()
@@ -166,6 +180,7 @@ def _started(reply: Reply, event: GenerationStarted) -> Step:
         phase="running",
         generation_id=event.generation_id,
         worker=event.worker,
+        started_at_ms=event.started_at_ms,
         model=event.model,
         offset=reply.offset + 1,
     )
@@ -182,12 +197,25 @@ def _reset(reply: Reply, attempt: int, reason: str) -> Step:
         generation_id="",
         worker="",
         void_attempts=(*reply.void_attempts, VoidAttempt(attempt=reply.attempt, reason=reason, worker=reply.worker)),
+        void_usage=(*reply.void_usage, *_void_usage(reply)),
         next_seq=1,
         pieces=(),
         tokens=0,
         offset=reply.offset + 1,
     )
     return after, (Reset(attempt=attempt, reason=reason),)
+
+
+def _void_usage(reply: Reply) -> tuple[VoidUsage, ...]:
+    if not reply.generation_id:
+        return ()
+    void = VoidUsage(
+        attempt=reply.attempt,
+        model=reply.model,
+        started_at_ms=reply.started_at_ms,
+        output_tokens=reply.tokens,
+    )
+    return (void,)
 
 
 def _noticed(reply: Reply, event: NoticeGiven) -> Step:

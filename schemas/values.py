@@ -12,7 +12,8 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 TimeMs = Annotated[int, msgspec.Meta(ge=0, lt=253_402_300_800_000)]
 """A wall clock's milliseconds since the epoch, UTC, before the year 10000: everything can be computed with it."""
 
-Tier = Literal["free", "paid"]
+Tier = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+"""The name of a class of accounts; what it may do is configured (`schemas.tiers`)."""
 Priority = Literal["paid", "free"]
 PRIORITIES: tuple[Priority, ...] = ("paid", "free")
 """Strictest first. A worker's inbox of an earlier priority is always emptied before a later one."""
@@ -56,7 +57,13 @@ class Usage(Value, frozen=True):
     input_tokens: int
     output_tokens: int
     cached_input_tokens: int = 0
+    """Of the input: read from a prompt cache."""
     cache_write_tokens: int = 0
+    """Of the input: written to a prompt cache that is kept for minutes."""
+    cache_write_long_tokens: int = 0
+    """Of the input: written to one that is kept for an hour or more."""
+    reasoning_tokens: int = 0
+    """Of the output: thought, not shown."""
     counted: bool = True
     """True: counted by the engine. False: estimated from the chunks that reached the log."""
 
@@ -93,3 +100,25 @@ class Notice(Value, frozen=True):
 
     code: str
     detail: str
+
+
+class InvoiceLine(Value, frozen=True):
+    """What belongs together on a bill: one price, one kind. The amounts of all lines are the total."""
+
+    description: str
+    """`usage`, or what the correction was, or `late` for what an earlier closed period did not have."""
+    usage_period: str
+    """YYYY-MM in which it was used."""
+    model: str
+    """Empty on corrections, as is the tier."""
+    tier: str
+    price_version: str
+    currency: str
+    records: int
+    uncached_input_tokens: int
+    cache_read_input_tokens: int
+    cache_write_input_tokens: int
+    cache_write_long_input_tokens: int
+    output_tokens: int
+    amount: str
+    """Decimal in `currency`, as text, not rounded."""

@@ -15,7 +15,7 @@ from streams.log.process import BAD_SETTINGS, Process, main
 from streams.log.transactions import TransactionalSettings
 from streams.metrics import Alarms, Numbers, Series
 from streams.settings import DemandSettings, DispatchSettings, SettlementSettings, TurnsSettings
-from streams.settlement.rules import Alarm
+from streams.settlement.rules import Alarm, Tariff
 
 
 def turns(settings: TurnsSettings, process: Process) -> None:
@@ -92,7 +92,9 @@ def settlement(settings: SettlementSettings, process: Process) -> None:
         open_max=settings.open_replies_max,
         open_chars_max=settings.open_chars_max,
     )
-    step = Settle(log.writer("streams/settlement"), settings.models, limits, alarm)
+    step = Settle(
+        log.writer("streams/settlement"), Tariff(models=settings.models, prices=settings.prices), limits, alarm
+    )
     numbers = Numbers(NUMBERS, step.numbers)
 
     def turned(running: loop.Loop) -> None:

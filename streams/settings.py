@@ -7,6 +7,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from schemas.models import DEFAULT_MODELS, Model, parse_models
+from schemas.prices import PriceEntry, parse_prices
+from schemas.tiers import DEFAULT_TIERS, Tiers, parse_tiers
 from streams.demand.forecast import Smoothing
 from streams.demand.pool import Rules
 from streams.demand.scaling import Scaling
@@ -21,11 +23,25 @@ class StreamSettings(ProcessSettings):
 
     models: Annotated[tuple[Model, ...], NoDecode] = DEFAULT_MODELS
     """All [models](#the-models) of the deployment (JSON)."""
+    tiers: Annotated[Tiers, NoDecode] = DEFAULT_TIERS
+    """JSON object of [tiers](#the-tiers): members given go before those of the default."""
+    prices: Annotated[tuple[PriceEntry, ...], NoDecode] = ()
+    """JSON list of [price entries](#the-prices); models without one have their own price."""
 
     @field_validator("models", mode="before")
     @classmethod
     def _parse_models(cls, value: object) -> object:
         return parse_models(value) if isinstance(value, str) else value
+
+    @field_validator("tiers", mode="before")
+    @classmethod
+    def _parse_tiers(cls, value: object) -> object:
+        return parse_tiers(value) if isinstance(value, str) else value
+
+    @field_validator("prices", mode="before")
+    @classmethod
+    def _parse_prices(cls, value: object) -> object:
+        return parse_prices(value) if isinstance(value, str) else value
 
     def pools(self) -> tuple[str, ...]:
         """The pools that the models name."""
@@ -49,6 +65,7 @@ class TurnsSettings(StreamSettings):
         """The values that its rules take."""
         return Policy(
             models=self.models,
+            tiers=self.tiers,
             deadline_ms=round(self.deadline_s * 1000),
             sweep_margin_ms=round(self.sweep_margin_s * 1000),
             window_chars_max=self.window_chars_max,

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from api import pages
-from api.accounts import rate_of
 from api.context import TheCaller, TheService, answer
 from api.openapi import problems
 from api.problems import bad_request, unavailable
@@ -84,7 +83,7 @@ async def records(
 @router.get("/limits", summary="Limits", response_model=LimitsView, responses=problems(400, 401))
 async def limits(the: TheService, caller: TheCaller) -> Response:
     """The caller's buckets. `requests`: sends and regenerations."""
-    rate = rate_of(caller, the.tier_limits)
+    rate = caller.rate
     available: int | None = None
     try:
         available = (await the.hot.take(caller.account_id, rate, 0)).available

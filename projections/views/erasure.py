@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from projections.clickhouse.client import Database
-from projections.views.tables import ConversationRow, Row
+from projections.views.tables import ContentRow, ConversationRow, Row
 
 KNOWN_MAX = 100_000
 """The oldest known deletion is forgotten beyond this many."""
@@ -81,7 +81,8 @@ class Erasure:
         return [
             row
             for row in found
-            if (row.account_id, row.conversation_id) not in self._known
+            if not isinstance(row, ContentRow)
+            or (row.account_id, row.conversation_id) not in self._known
             or (isinstance(row, ConversationRow) and row.kind == "deleted")
         ]
 

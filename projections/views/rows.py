@@ -4,7 +4,7 @@ An event whose values no column can hold gives `columns.Unstorable`: its record 
 """
 
 from projections.views import columns
-from projections.views.tables import ConversationRow, MessageRow, ReplyRow, Row, UsageRow
+from projections.views.tables import ConversationRow, InvoiceRow, MessageRow, ReplyRow, Row, UsageRow
 from schemas.codec import Envelope, hot_encode, to_json
 from schemas.conversation import derived_title
 from schemas.events import (
@@ -14,6 +14,7 @@ from schemas.events import (
     ConversationSummarised,
     Event,
     MessageSubmitted,
+    PeriodClosed,
     RegenerationRequested,
     ReplyStored,
     UsageAdjusted,
@@ -24,7 +25,9 @@ from schemas.values import VoidAttempt
 VERSION_MAX = 2**63 - 1
 
 
-def rows(envelope: Envelope[Event], partition: int, offset: int) -> tuple[Row, ...]:
+def rows(  # noqa: PLR0911 - one return an event
+    envelope: Envelope[Event], partition: int, offset: int
+) -> tuple[Row, ...]:
     """The rows that an event gives, none where the views do not show it.
 
     Raises:
@@ -36,6 +39,8 @@ def rows(envelope: Envelope[Event], partition: int, offset: int) -> tuple[Row, .
             return (_usage(event, partition, offset),)
         case UsageAdjusted():
             return (_adjustment(event, partition, offset),)
+        case PeriodClosed():
+            return _invoice(event, partition, offset)
         case MessageSubmitted():
             return _submission(event, _event(envelope), partition, offset)
         case RegenerationRequested():
@@ -188,7 +193,11 @@ def _usage(event: UsageRecorded, partition: int, offset: int) -> Row:
         event.uncached_input_tokens,
         event.cache_read_input_tokens,
         event.cache_write_input_tokens,
+        event.cache_write_long_input_tokens,
         event.output_tokens,
+        event.reasoning_tokens,
+        event.queued_ms or 0,
+        event.gpu_ms or 0,
     )
     if min(counts) < 0 or max(counts) > columns.INT_MAX or event.attempts > columns.SMALL_MAX:
         for name in UsageRecorded.__struct_fields__:
@@ -210,11 +219,16 @@ def _usage(event: UsageRecorded, partition: int, offset: int) -> Row:
         uncached_input_tokens=event.uncached_input_tokens,
         cache_read_input_tokens=event.cache_read_input_tokens,
         cache_write_input_tokens=event.cache_write_input_tokens,
+        cache_write_long_input_tokens=event.cache_write_long_input_tokens,
         output_tokens=event.output_tokens,
+        reasoning_tokens=event.reasoning_tokens,
         counted=event.counted,
+        charged=event.charged,
         cost=columns.cost(event.cost),
         currency=event.currency,
         price_version=event.price_version,
+        queued_ms=event.queued_ms,
+        gpu_ms=event.gpu_ms,
         ended_at=columns.time_text("ended_at_ms", event.ended_at_ms),
         log_partition=partition,
         log_offset=offset,
@@ -226,7 +240,6 @@ def _adjustment(event: UsageAdjusted, partition: int, offset: int) -> Row:
     revision = columns.count("revision", event.revision)
     return UsageRow(
         account_id=event.account_id,
-        conversation_id="",
         usage_day=columns.day(event.usage_day),
         message_id=event.reply_id,
         record_kind=event.record_kind,
@@ -238,6 +251,35 @@ def _adjustment(event: UsageAdjusted, partition: int, offset: int) -> Row:
         log_partition=partition,
         log_offset=offset,
         version=revision,
+    )
+
+
+def _invoice(event: PeriodClosed, partition: int, offset: int) -> tuple[Row, ...]:
+    closed_at = columns.time_text("closed_at_ms", event.closed_at_ms)
+    return tuple(
+        InvoiceRow(
+            account_id=event.account_id,
+            period=event.period,
+            line=number,
+            description=line.description,
+            usage_period=line.usage_period,
+            model=line.model,
+            tier=line.tier,
+            price_version=line.price_version,
+            currency=line.currency,
+            records=columns.count("lines.records", line.records),
+            uncached_input_tokens=line.uncached_input_tokens,
+            cache_read_input_tokens=line.cache_read_input_tokens,
+            cache_write_input_tokens=line.cache_write_input_tokens,
+            cache_write_long_input_tokens=line.cache_write_long_input_tokens,
+            output_tokens=line.output_tokens,
+            amount=columns.cost(line.amount),
+            closed_at=closed_at,
+            log_partition=partition,
+            log_offset=offset,
+            version=VERSION_MAX - offset,
+        )
+        for number, line in enumerate(event.lines, 1)
     )
 
 

@@ -25,7 +25,7 @@ from projections.views.columns import Unstorable
 from projections.views.erasure import Erasure
 from projections.views.pace import Pace
 from projections.views.rows import rows
-from projections.views.tables import PROGRESS, TABLES, ConversationRow, Progress, Row, UsageRow
+from projections.views.tables import PROGRESS, TABLES, ConversationRow, Progress, Row
 from schemas.codec import Undecodable
 from schemas.topics import MESSAGES
 from streams.log.steps import Arrived, Busy, Partition
@@ -146,7 +146,7 @@ class ViewsStep:
             deleted = [r for r in tables[ConversationRow] if isinstance(r, ConversationRow) and r.kind == "deleted"]
             self.counts.erased += self._erasure.erase(deleted)
             for table, found in tables.items():
-                kept = found if table is UsageRow else self._erasure.kept(found)
+                kept = self._erasure.kept(found)
                 if kept:
                     self._database.insert(TABLES[table], kept)
                     self.counts.rows += len(kept)

@@ -9,13 +9,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A row; its class tells the table."""
 
     account_id: str
-    conversation_id: str
     log_partition: int
     log_offset: int
     version: int
 
 
-class MessageRow(Row, frozen=True, kw_only=True):
+class ContentRow(Row, frozen=True, kw_only=True):
+    """A row that is erased with its conversation."""
+
+    conversation_id: str
+
+
+class MessageRow(ContentRow, frozen=True, kw_only=True):
     """`message_rows`."""
 
     message_id: str
@@ -37,7 +42,7 @@ class MessageRow(Row, frozen=True, kw_only=True):
     event: str = ""
 
 
-class ReplyRow(Row, frozen=True, kw_only=True):
+class ReplyRow(ContentRow, frozen=True, kw_only=True):
     """`reply_rows`."""
 
     reply_id: str
@@ -66,7 +71,7 @@ class ReplyRow(Row, frozen=True, kw_only=True):
     event: str
 
 
-class ConversationRow(Row, frozen=True, kw_only=True):
+class ConversationRow(ContentRow, frozen=True, kw_only=True):
     """`conversation_rows`."""
 
     kind: str
@@ -78,6 +83,7 @@ class ConversationRow(Row, frozen=True, kw_only=True):
 class UsageRow(Row, frozen=True, kw_only=True):
     """`usage_records`."""
 
+    conversation_id: str = ""
     usage_day: str
     message_id: str
     record_kind: str
@@ -90,13 +96,39 @@ class UsageRow(Row, frozen=True, kw_only=True):
     uncached_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     cache_write_input_tokens: int = 0
+    cache_write_long_input_tokens: int = 0
     output_tokens: int = 0
+    reasoning_tokens: int = 0
     counted: bool = True
+    charged: bool = True
     cost: str
     currency: str
     price_version: str = ""
+    queued_ms: int | None = None
+    gpu_ms: int | None = None
     reason: str = ""
     ended_at: str
+
+
+class InvoiceRow(Row, frozen=True, kw_only=True):
+    """`invoice_rows`."""
+
+    period: str
+    line: int
+    description: str
+    usage_period: str
+    model: str
+    tier: str
+    price_version: str
+    currency: str
+    records: int
+    uncached_input_tokens: int
+    cache_read_input_tokens: int
+    cache_write_input_tokens: int
+    cache_write_long_input_tokens: int
+    output_tokens: int
+    amount: str
+    closed_at: str
 
 
 TABLES: dict[type[Row], str] = {
@@ -104,6 +136,7 @@ TABLES: dict[type[Row], str] = {
     ReplyRow: "reply_rows",
     ConversationRow: "conversation_rows",
     UsageRow: "usage_records",
+    InvoiceRow: "invoice_rows",
 }
 
 

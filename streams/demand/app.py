@@ -147,7 +147,7 @@ class _Windows:
             return
         reply_id = getattr(event, "reply_id", "")
         if isinstance(event, GenerationAdmitted):
-            self._remember(reply_id, event.tier)
+            self._remember(reply_id, event.priority)
         start_ms = round(message.timestamp * 1000) // self._window_ms * self._window_ms
         before = self._read(pool, start_ms)
         window = after(before, event, self._tiers.get(reply_id))

@@ -5,15 +5,15 @@ zeros, and no news is no window: nothing is said of such a time.
 """
 
 from collections.abc import Mapping
-from typing import get_args
 
 import msgspec
 from msgspec.structs import replace
 
 from schemas.events import Event, GenerationAdmitted, GenerationFinished, WorkerLeased, WorkerRegistered
-from schemas.values import Tier
+from schemas.values import PRIORITIES, Tier
 
-TIERS: tuple[Tier, ...] = get_args(Tier)
+TIERS: tuple[Tier, ...] = PRIORITIES
+"""Tiers are told apart by their priority, which says how long they wait."""
 WORKERS_MAX = 1_000
 """Instances of a pool that are counted in one window."""
 
@@ -65,13 +65,13 @@ def after(window: Window | None, event: Event, tier: Tier | None) -> Window:
     window = window or Window()
     match event:
         case GenerationAdmitted():
-            before = window.demand(event.tier)
+            before = window.demand(event.priority)
             counted = replace(
                 before,
                 arrivals=before.arrivals + 1,
                 input_tokens=before.input_tokens + event.prompt_tokens_estimate,
             )
-            return replace(window, tiers={**window.tiers, event.tier: counted})
+            return replace(window, tiers={**window.tiers, event.priority: counted})
         case GenerationFinished(returned=False) if tier is not None:
             before = window.demand(tier)
             counted = replace(

@@ -7,8 +7,9 @@ import msgspec
 
 from schemas.events import Event, GenerationEnded, ReplyStored, UsageRecorded
 from schemas.ids import text_digest
-from schemas.models import Model, cost, find
-from schemas.reply import Reply
+from schemas.models import Model, Price, cost, find, uncached
+from schemas.prices import PriceEntry, price_of
+from schemas.reply import Reply, VoidUsage
 from schemas.stream import Ended
 
 UNPRICED = "unpriced"
@@ -22,14 +23,27 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written for an ended reply."""
+    """What is written for an ended reply. `usage`: of the reply, and of each attempt before that came to nothing."""
 
     stored: ReplyStored
-    usage: UsageRecorded
+    usage: tuple[UsageRecorded, ...]
     alarms: tuple[Alarm, ...] = ()
 
 
-def settle(reply: Reply, last: Event, models: tuple[Model, ...]) -> Settlement:
+class Tariff(msgspec.Struct, frozen=True, kw_only=True):
+    """What prices come from: the price list, and the models' own prices where it has no entry."""
+
+    models: tuple[Model, ...]
+    prices: tuple[PriceEntry, ...] = ()
+
+    def price(self, reply: Reply) -> Price | None:
+        """What the reply costs; None where its model is not served any more and has no price."""
+        queued = reply.queued
+        model = find(self.models, reply.model) or find(self.models, queued.model)
+        return price_of(self.prices, model, queued.tier, queued.submitted_at_ms) if model else None
+
+
+def settle(reply: Reply, last: Event, tariff: Tariff) -> Settlement:
     """The settlement of a reply that its last event has just ended.
 
     The text that readers saw is what is stored, also when the worker's digest differs; that is an alarm.
@@ -37,8 +51,10 @@ def settle(reply: Reply, last: Event, models: tuple[Model, ...]) -> Settlement:
     end = reply.end
     if end is None:
         raise ValueError(f"{reply.queued.reply_id} has not ended")
-    usage, unpriced = _usage(reply, end, models)
-    return Settlement(stored=_stored(reply, end), usage=usage, alarms=(*_text_alarms(reply, last), *unpriced))
+    price = tariff.price(reply)
+    usage = (_usage(reply, end, price), *(_void_usage(reply, void, price) for void in reply.void_usage))
+    alarms = (*_text_alarms(reply, last), *_price_alarms(reply, end, price))
+    return Settlement(stored=_stored(reply, end), usage=usage, alarms=alarms)
 
 
 def _stored(reply: Reply, end: Ended) -> ReplyStored:
@@ -64,37 +80,77 @@ def _stored(reply: Reply, end: Ended) -> ReplyStored:
     )
 
 
-def _usage(reply: Reply, end: Ended, models: tuple[Model, ...]) -> tuple[UsageRecorded, tuple[Alarm, ...]]:
-    queued, usage = reply.queued, end.usage
-    model = find(models, reply.model) or find(models, queued.model)
-    used = usage.input_tokens + usage.output_tokens > 0
-    amount = cost(usage, model.price) if model else Decimal(0)
-    record = UsageRecorded(
+def _usage(reply: Reply, end: Ended, price: Price | None) -> UsageRecorded:
+    """The charge of the reply. Nobody pays for what failed: that is not the reader's doing."""
+    queued, usage, timings = reply.queued, end.usage, end.timings
+    charged = end.status != "failed"
+    return UsageRecorded(
         account_id=queued.account_id,
         reply_id=queued.reply_id,
         conversation_id=queued.conversation_id,
         record_kind="reply",
         revision=1,
-        usage_day=datetime.fromtimestamp(reply.ended_at_ms / 1000, UTC).strftime("%Y-%m-%d"),
+        usage_day=_day(reply.ended_at_ms),
         status=end.status,
         tier=queued.tier,
         pool=queued.pool,
         model=reply.model,
         attempts=reply.attempt,
-        uncached_input_tokens=usage.input_tokens - usage.cached_input_tokens - usage.cache_write_tokens,
+        uncached_input_tokens=uncached(usage),
         cache_read_input_tokens=usage.cached_input_tokens,
         cache_write_input_tokens=usage.cache_write_tokens,
+        cache_write_long_input_tokens=usage.cache_write_long_tokens,
         output_tokens=usage.output_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
         counted=usage.counted,
-        cost=plain(amount),
-        currency=model.price.currency if model else "USD",
-        price_version=model.price.version if model else UNPRICED,
+        charged=charged,
+        cost=plain(cost(usage, price)) if price and charged else "0",
+        currency=price.currency if price else "USD",
+        price_version=price.version if price else UNPRICED,
         ended_at_ms=reply.ended_at_ms,
+        queued_ms=timings.queued_ms if timings else None,
+        gpu_ms=max(timings.total_ms - timings.queued_ms, 0) if timings else None,
     )
-    if model is not None or not used:
-        return record, ()
-    detail = f"{queued.reply_id} used {reply.model}, which has no price; it was charged nothing"
-    return record, (Alarm(code=UNPRICED, detail=detail),)
+
+
+def _void_usage(reply: Reply, void: VoidUsage, price: Price | None) -> UsageRecorded:
+    """What an attempt that came to nothing had used, as far as its pieces tell. It costs nothing."""
+    queued = reply.queued
+    return UsageRecorded(
+        account_id=queued.account_id,
+        reply_id=queued.reply_id,
+        conversation_id=queued.conversation_id,
+        record_kind=f"attempt-{void.attempt}",
+        revision=1,
+        usage_day=_day(reply.ended_at_ms),
+        status="failed",
+        tier=queued.tier,
+        pool=queued.pool,
+        model=void.model,
+        attempts=void.attempt,
+        uncached_input_tokens=0,
+        cache_read_input_tokens=0,
+        cache_write_input_tokens=0,
+        output_tokens=void.output_tokens,
+        counted=False,
+        charged=False,
+        cost="0",
+        currency=price.currency if price else "USD",
+        price_version=price.version if price else UNPRICED,
+        ended_at_ms=reply.ended_at_ms,
+        queued_ms=max(void.started_at_ms - queued.submitted_at_ms, 0),
+    )
+
+
+def _day(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d")
+
+
+def _price_alarms(reply: Reply, end: Ended, price: Price | None) -> tuple[Alarm, ...]:
+    if price is not None or end.usage.input_tokens + end.usage.output_tokens == 0:
+        return ()
+    detail = f"{reply.queued.reply_id} used {reply.model}, which has no price; it was charged nothing"
+    return (Alarm(code=UNPRICED, detail=detail),)
 
 
 def plain(amount: Decimal) -> str:

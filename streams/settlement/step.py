@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from schemas.events import GenerationQueued, TokensGenerated
-from schemas.models import Model
 from schemas.reply import Openings, Reply, apply
 from streams.log.steps import Appended, Arrived, Busy, LogError, LogFull, Output, Partition, Writer
-from streams.settlement.rules import Alarm, Settlement, settle
+from streams.settlement.rules import Alarm, Settlement, Tariff, settle
 
 NUMBERS: Mapping[str, str] = {
     "turnlog_settlement_open_replies": "Replies that have not ended",
@@ -73,11 +72,9 @@ class _Book(msgspec.Struct):
 class Settle:
     """A `Step`. `alarm` is told what must not happen; `writer` is the plain writer."""
 
-    def __init__(
-        self, writer: Writer, models: tuple[Model, ...], limits: Limits, alarm: Callable[[Alarm], None]
-    ) -> None:
+    def __init__(self, writer: Writer, tariff: Tariff, limits: Limits, alarm: Callable[[Alarm], None]) -> None:
         self._writer = writer
-        self._models = models
+        self._tariff = tariff
         self._limits = limits
         self._alarm = alarm
         self._books: dict[Partition, _Book] = {}
@@ -175,7 +172,7 @@ class Settle:
     def _close(self, partition: Partition, book: _Book, ended: _Open, arrived: Arrived) -> None:
         reply_id = ended.reply.queued.reply_id
         self._forget(book, reply_id)
-        settlement = settle(ended.reply, arrived.envelope.event, self._models)
+        settlement = settle(ended.reply, arrived.envelope.event, self._tariff)
         for alarm in settlement.alarms:
             self._alarm(alarm)
         outputs = _outputs(settlement, arrived)
@@ -222,10 +219,8 @@ def _folded(reply: Reply, arrived: Arrived) -> tuple[Reply, object]:
 
 
 def _outputs(settlement: Settlement, arrived: Arrived) -> tuple[Output, ...]:
-    return (
-        Output(event=settlement.stored, cause=arrived.envelope),
-        Output(event=settlement.usage, cause=arrived.envelope),
-    )
+    events = (settlement.stored, *settlement.usage)
+    return tuple(Output(event=event, cause=arrived.envelope) for event in events)
 
 
 def _checkpoint(book: _Book) -> int:

@@ -5,6 +5,7 @@ import msgspec
 from schemas.conversation import Conversation, Message, branch
 from schemas.events import GenerationAdmitted, GenerationDeclined, MessageSubmitted, RegenerationRequested
 from schemas.models import Model, find
+from schemas.tiers import rules_of
 from schemas.values import EndStatus, Failure, Sampling
 from streams.turns.context import Fitted, TooLarge, fit
 from streams.turns.held import Held, Open
@@ -105,11 +106,11 @@ def _with_system(path: tuple[Message, ...], readable: list[Message]) -> list[Mes
     return [*bringing[-1:], *readable]
 
 
-def admitted(open_: Open, request: Request, ready: Ready, deadline_at_ms: int) -> GenerationAdmitted:
+def admitted(open_: Open, request: Request, ready: Ready, policy: Policy, deadline_at_ms: int) -> GenerationAdmitted:
     """The event for the dispatch of the model's pool."""
     return GenerationAdmitted(
         pool=ready.model.pool,
-        priority="paid" if open_.tier == "paid" else "free",
+        priority=rules_of(policy.tiers, open_.tier).priority,
         reply_id=open_.reply_id,
         message_id=open_.message_id,
         conversation_id=open_.conversation_id,

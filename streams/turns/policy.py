@@ -3,12 +3,14 @@
 import msgspec
 
 from schemas.models import DEFAULT_MODELS, Model
+from schemas.tiers import DEFAULT_TIERS, Tiers
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Durations are milliseconds of the wall clock."""
 
     models: tuple[Model, ...] = DEFAULT_MODELS
+    tiers: Tiers = msgspec.field(default_factory=lambda: DEFAULT_TIERS)
     deadline_ms: int = 900_000
     """From acceptance (or from the end of the reply that it waited for) until a reply has failed."""
     sweep_margin_ms: int = 30_000

@@ -103,7 +103,7 @@ def _begun(
         case Ready() as ready:
             deadline_ms = ready.began_at_ms + policy.deadline_ms
             request = held.conversation.messages[open_.reply_id].request
-            event = admission.admitted(open_, request, ready, deadline_ms)
+            event = admission.admitted(open_, request, ready, policy, deadline_ms)
             after = replace(open_, phase="admitted", due_ms=deadline_ms + policy.sweep_margin_ms)
             return _with(held, after), (Output(event=event, cause=cause),)
 

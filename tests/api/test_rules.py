@@ -4,13 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import rate as rates
-from api.accounts import Accounts, rate_of
+from api.accounts import Caller, caller_of
 from api.claims import CLAIM_MS, Conflicting, Fresh, Repeated, decide
 from api.listing import overlaid
 from api.replay import Unserved, stored_frames
 from api.routes.account import plain
 from api.stores import BucketState, ConversationHead, Entry, Rate
 from api.tails import Room, Tail, parse_live, split
+from schemas.account import Accounts
 from schemas.events import (
     AccountOpened,
     ConversationDeleted,
@@ -23,6 +24,7 @@ from schemas.events import (
 )
 from schemas.ids import key_hash
 from schemas.stream import Delta, frame, parse_frame
+from schemas.tiers import DEFAULT_TIERS
 from schemas.values import EndStatus, Usage
 
 FRAMES = [frame(n, Delta(text=f"t{n}\n\n")) for n in range(1, 41)]
@@ -187,20 +189,24 @@ def test_an_account_is_what_its_newest_facts_say_in_any_order() -> None:
     ]
     for order in (facts, facts[::-1]):
         accounts = Accounts()
-        assert accounts.caller(key_hash("k")) is None
+        assert accounts.opened_by(key_hash("k"), 5) is None
         for fact in order:
             accounts.apply(fact.key(), fact)
-        caller = accounts.caller(key_hash("k"))
-        assert caller is not None
-        assert (caller.account_id, caller.tier) == ("a", "paid")
-        assert rate_of(caller, {"free": 1, "paid": 2}) == Rate(7)
+        assert (caller(accounts).account_id, caller(accounts).tier) == ("a", "paid")
+        assert caller(accounts).rate == Rate(7)
         accounts.apply("a/limits", None)
-        caller = accounts.caller(key_hash("k"))
-        assert caller is not None
-        assert rate_of(caller, {"free": 1, "paid": 2}) == Rate(2)
+        assert caller(accounts).rate == Rate(DEFAULT_TIERS["paid"].requests_per_minute)
         revoked = KeyRevoked(account_id="a", key_id="1", revoked_at_ms=4)
         accounts.apply(revoked.key(), revoked)
-        assert accounts.caller(key_hash("k")) is None
+        assert accounts.opened_by(key_hash("k"), 5) is None
+
+
+def caller(accounts: Accounts) -> Caller:
+    issued = accounts.opened_by(key_hash("k"), 5)
+    assert issued is not None
+    found = caller_of(accounts, DEFAULT_TIERS, issued, 5)
+    assert found is not None
+    return found
 
 
 def test_a_listing_line_laid_over_twice_is_the_same() -> None:

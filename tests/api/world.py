@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from api.accounts import Accounts
+from msgspec.structs import replace
+
 from api.app import create_app
 from api.compacted import CompactedReader
 from api.context import Service
@@ -33,6 +34,7 @@ from api.sse import OpenStreams
 from api.stores import PageLimit
 from schemas import conversation as conversations
 from schemas import reply as replies
+from schemas.account import Accounts
 from schemas.codec import decode
 from schemas.events import (
     AccountOpened,
@@ -51,6 +53,7 @@ from schemas.events import (
 from schemas.ids import Identities, key_hash
 from schemas.models import DEFAULT_MODELS, SMOLLM2, Model
 from schemas.stream import frame
+from schemas.tiers import DEFAULT_TIERS
 from schemas.topics import ACCOUNTS
 from schemas.values import EndStatus, Failure, Stage, Usage
 from streams.log.log import BEGINNING
@@ -117,6 +120,9 @@ class Call:
         await self.end()
 
 
+TIERS = DEFAULT_TIERS | {"paid": replace(DEFAULT_TIERS["paid"], requests_per_minute=60_000_000)}
+
+
 class Process:
     """One API process over the world's stores."""
 
@@ -132,7 +138,7 @@ class Process:
         service = Service(
             ids=world.ids,
             models=DEFAULT_MODELS,
-            tier_limits={"free": 60, "paid": 60_000_000},
+            tiers=TIERS,
             accounts=world.accounts,
             sender=Sender(
                 ids=world.ids,
@@ -140,7 +146,6 @@ class Process:
                 appender=appender,
                 hot=hot,
                 views=world.views,
-                tier_limits={"free": 60, "paid": 60_000_000},
                 load=world.load,
                 metrics=metrics,
                 now_ms=world.now_ms,

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from schemas.events import EVENTS, Event
-from schemas.values import TimeMs
+from schemas.values import Tier, TimeMs
 
 INTEGERS = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 TIMES_MS = st.integers(min_value=0, max_value=253_402_300_799_999)
@@ -51,6 +51,8 @@ def of_type(  # noqa: PLR0911 - one return a kind of type
         return plain[kind]
     if kind == TimeMs:
         return TIMES_MS
+    if kind == Tier:
+        return st.from_regex(r"\A[a-z0-9][a-z0-9_-]{0,31}\Z")
     origin = get_origin(kind)
     if origin is Literal:
         return st.sampled_from(get_args(kind))

@@ -15,7 +15,7 @@ EVENTS = st.one_of(*(struct(cls) for cls in (Started, Delta, Reset, Notified, En
 OFFSETS = st.integers(min_value=1, max_value=2**53)
 ENDED = (
     b'{"status":"failed","usage":{"input_tokens":3,"output_tokens":1,"cached_input_tokens":0,"cache_write_tokens":0,'
-    b'"counted":true},"timings":{"queued_ms":1,"first_token_ms":null,"total_ms":2},"error":{"code":"c","detail":"d"}}'
+    b'"cache_write_long_tokens":0,"reasoning_tokens":0,"counted":true},"timings":{"queued_ms":1,"first_token_ms":null,"total_ms":2},"error":{"code":"c","detail":"d"}}'
 )
 LINE_END = re.compile("[\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029]")
 

@@ -19,6 +19,7 @@ from projections.redis.client import StoreUnavailable
 from schemas.codec import decode
 from schemas.events import ConversationDeleted, Event, ReplyStored
 from schemas.ids import Identities
+from schemas.tiers import DEFAULT_TIERS
 from streams.log.steps import Record
 from tests.simulation.connection import Connection, Delays
 from tests.simulation.store import MemoryStore
@@ -144,7 +145,7 @@ class Front:
         parsed = identities.parse(account_id, reply_id)
         if parsed is None:
             return 404
-        caller = Caller(account_id=account_id, key_id="key", tier="free", requests_per_minute=None)
+        caller = Caller(account_id=account_id, key_id="key", tier="free", rules=DEFAULT_TIERS["free"])
         try:
             begun = await self._streams.begin(caller, parsed, cursor)
         except Problem as problem:

@@ -12,7 +12,7 @@ from streams.dispatch.load import Thresholds
 from streams.dispatch.step import Dispatch
 from streams.log.loop import Loop
 from streams.log.transactions import TransactionalLoop
-from streams.settlement.rules import Alarm
+from streams.settlement.rules import Alarm, Tariff
 from streams.settlement.step import Limits as SettlementLimits
 from streams.settlement.step import Settle
 from streams.turns.policy import Policy
@@ -86,7 +86,7 @@ class Processes:
 
     def _settlement(self, replica: int) -> Loop:
         limits = SettlementLimits(abandoned_ms=600_000)
-        step = Settle(self._log.writer("streams/settlement"), DEFAULT_MODELS, limits, self.alarms.append)
+        step = Settle(self._log.writer("streams/settlement"), Tariff(models=DEFAULT_MODELS), limits, self.alarms.append)
         return Loop(self._log, step, topics=("tokens",), group="settlement", replica=replica)
 
     def _buffer(self, replica: int) -> Loop:

@@ -23,6 +23,7 @@ from schemas.values import PromptMessage, Sampling, Usage
 from streams.log.loop import Loop
 from streams.log.memory import MemoryLog
 from streams.log.steps import NotAppended, Output, Partition
+from streams.settlement.rules import Tariff
 from streams.settlement.step import Limits, Settle
 from tests.simulation.clients import IDENTITIES
 from tests.simulation.connection import Delays
@@ -88,7 +89,7 @@ class Service:
             self.writer.append(Output(event=event)).result(0)
 
     def settlement(self) -> Loop:
-        step = Settle(self.log.writer("settlement"), DEFAULT_MODELS, Limits(), lambda _: None)
+        step = Settle(self.log.writer("settlement"), Tariff(models=DEFAULT_MODELS), Limits(), lambda _: None)
         return Loop(self.log, step, topics=("tokens",), group="settlement")
 
     def buffer(self, replica: int) -> Loop:

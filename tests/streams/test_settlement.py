@@ -21,7 +21,7 @@ from schemas.models import DEFAULT_MODELS
 from schemas.values import Usage
 from streams.log.memory import MemoryLog
 from streams.log.steps import Arrived, Busy, Partition, Record
-from streams.settlement.rules import Alarm, plain
+from streams.settlement.rules import Alarm, Tariff, plain
 from streams.settlement.step import Limits, Settle, TooMuchOpen
 from tests.streams.events import MODEL, NOW
 
@@ -87,7 +87,9 @@ class Settling:
     def __init__(self, **limits: int) -> None:
         self.log = MemoryLog(real_time=False)
         self.alarms: list[Alarm] = []
-        self.step = Settle(self.log.writer("streams/settlement"), DEFAULT_MODELS, Limits(**limits), self.alarms.append)
+        self.step = Settle(
+            self.log.writer("streams/settlement"), Tariff(models=DEFAULT_MODELS), Limits(**limits), self.alarms.append
+        )
         self.step.assigned({TOKENS: 0})
         self.offset = 0
         self.now_ms = NOW
@@ -125,14 +127,26 @@ def test_an_ended_reply_is_stored_and_billed() -> None:
     assert settling.alarms == []
 
 
-def test_only_the_last_attempt_counts() -> None:
+def test_only_the_last_attempt_counts_and_is_charged() -> None:
     settling = Settling()
     reset = GenerationReset(reply_id="rep_1", conversation_id="conv_a", attempt=2, reason="worker_lost")
     settling.submit(queued(), started(), piece(1, "a"), reset, piece(2, "zombie"))
     settling.submit(started(attempt=2), piece(1, "b", attempt=2), ended(2, "zombie"), ended(2, "b", attempt=2))
     [stored] = settling.stored()
     assert (stored.text, stored.attempt) == ("b", 2)
-    assert len(settling.usage()) == 1
+    charge, void = settling.usage()
+    assert (charge.record_kind, charge.attempts, charge.charged) == ("reply", 2, True)
+    assert Decimal(charge.cost) > 0
+    assert (void.record_kind, void.status, void.attempts, void.output_tokens) == ("attempt-1", "failed", 1, 1)
+    assert (void.cost, void.charged, void.counted) == ("0", False, False)
+
+
+def test_what_failed_is_recorded_and_costs_nothing() -> None:
+    settling = Settling()
+    settling.submit(queued(), started(), piece(1, "a"), replace(ended(2, "a"), status="failed"))
+    [record] = settling.usage()
+    assert (record.status, record.cost, record.charged) == ("failed", "0", False)
+    assert record.output_tokens > 0
 
 
 def test_the_day_of_a_record_does_not_depend_on_the_machines_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:

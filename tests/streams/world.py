@@ -29,7 +29,7 @@ from streams.log.loop import Loop, LoopSettings
 from streams.log.memory import MemoryLog
 from streams.log.steps import LogError, Output, Partition
 from streams.log.transactions import TransactionalLoop
-from streams.settlement.rules import Alarm
+from streams.settlement.rules import Alarm, Tariff
 from streams.settlement.step import Limits as SettlementLimits
 from streams.settlement.step import Settle
 from streams.turns.policy import Policy
@@ -303,5 +303,7 @@ class World:
         return TransactionalLoop(self.log, step, topics=topics, state_topic="pools", group="dispatch", replica=replica)
 
     def _settlement(self) -> Loop:
-        step = Settle(self.log.writer("streams/settlement"), DEFAULT_MODELS, SettlementLimits(), self.alarms.append)
+        step = Settle(
+            self.log.writer("streams/settlement"), Tariff(models=DEFAULT_MODELS), SettlementLimits(), self.alarms.append
+        )
         return Loop(self.log, step, topics=("tokens",), group="settlement", settings=LoopSettings(commit_ms=200))

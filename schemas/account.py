@@ -1,0 +1,144 @@
+"""The fold of the topic `accounts`: who there is, and what each may do. Used by the API and the command line.
+
+Rules:
+
+1. Per record key the newest record counts, a tombstone takes it away (the topic is compacted). Nothing depends on the
+   order of different keys.
+2. A key opens its account while it is issued, not revoked and not expired, the account is open, and the user that it
+   belongs to, if any, is one of the account's. Keys are known by their hash only.
+3. The tier's rules hold, each limit that the account has of its own before the tier's.
+"""
+
+from collections.abc import Iterator
+from decimal import Decimal
+
+import msgspec
+
+from schemas.events import (
+    AccountClosed,
+    AccountOpened,
+    Event,
+    KeyIssued,
+    KeyRevoked,
+    LimitsChanged,
+    TierChanged,
+    UserAdded,
+)
+from schemas.tiers import TierRules
+from schemas.values import Tier
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """An account now."""
+
+    id: str
+    name: str
+    tier: Tier
+    organisation_id: str | None
+    opened_at_ms: int
+    closed_at_ms: int | None
+    limits: LimitsChanged | None
+    """Its own; None: the tier's alone."""
+
+
+class Accounts:
+    """The fold. One thread applies, any thread asks."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, Event] = {}
+        self._of: dict[str, dict[str, None]] = {}
+        """Record keys by account, in the order in which they came."""
+        self._keys: dict[str, KeyIssued] = {}
+        """By hash."""
+
+    def apply(self, key: str, event: Event | None) -> None:
+        """A record of the topic: its key and its event, None for a tombstone."""
+        before = self._facts.pop(key, None)
+        if isinstance(before, KeyIssued):
+            self._keys.pop(before.key_hash, None)
+        account_id = key.partition("/")[0]
+        if event is None:
+            self._of.get(account_id, {}).pop(key, None)
+            return
+        self._facts[key] = event
+        self._of.setdefault(account_id, {})[key] = None
+        if isinstance(event, KeyIssued):
+            self._keys[event.key_hash] = event
+
+    def account(self, account_id: str) -> Account | None:
+        """The account, closed or not; None where there never was one."""
+        opened = self._facts.get(f"{account_id}/account")
+        if not isinstance(opened, AccountOpened):
+            return None
+        closed = self._facts.get(f"{account_id}/closed")
+        changed = self._facts.get(f"{account_id}/tier")
+        limits = self._facts.get(f"{account_id}/limits")
+        return Account(
+            id=account_id,
+            name=opened.name,
+            tier=changed.tier if isinstance(changed, TierChanged) else opened.tier,
+            organisation_id=opened.organisation_id,
+            opened_at_ms=opened.opened_at_ms,
+            closed_at_ms=closed.closed_at_ms if isinstance(closed, AccountClosed) else None,
+            limits=limits if isinstance(limits, LimitsChanged) else None,
+        )
+
+    def accounts(self) -> Iterator[Account]:
+        """All, by id."""
+        for account_id in sorted(list(self._of)):  # noqa: C414 - a copy: another thread may add one
+            account = self.account(account_id)
+            if account is not None:
+                yield account
+
+    def users(self, account_id: str) -> tuple[UserAdded, ...]:
+        """The account's users, in the order in which they were added."""
+        return tuple(fact for fact in self._facts_of(account_id) if isinstance(fact, UserAdded))
+
+    def user(self, account_id: str, user_id: str) -> UserAdded | None:
+        """One of them."""
+        added = self._facts.get(f"{account_id}/user/{user_id}")
+        return added if isinstance(added, UserAdded) else None
+
+    def keys(self, account_id: str) -> tuple[KeyIssued | KeyRevoked, ...]:
+        """The account's keys, revoked ones too, in the order in which they were issued or revoked."""
+        return tuple(fact for fact in self._facts_of(account_id) if isinstance(fact, KeyIssued | KeyRevoked))
+
+    def key(self, account_id: str, key_id: str) -> KeyIssued | KeyRevoked | None:
+        """One of them."""
+        fact = self._facts.get(f"{account_id}/key/{key_id}")
+        return fact if isinstance(fact, KeyIssued | KeyRevoked) else None
+
+    def opened_by(self, key_hash: str, now_ms: int) -> KeyIssued | None:
+        """The key of this hash, if it opens its account now."""
+        issued = self._keys.get(key_hash)
+        return issued if issued is not None and self.opens(issued, now_ms) else None
+
+    def opens(self, issued: KeyIssued, now_ms: int) -> bool:
+        """Whether a key that is not revoked opens its account now. See rule 2."""
+        if issued.expires_at_ms is not None and now_ms >= issued.expires_at_ms:
+            return False
+        if issued.user_id is not None and self.user(issued.account_id, issued.user_id) is None:
+            return False
+        account = self.account(issued.account_id)
+        return account is not None and account.closed_at_ms is None
+
+    def _facts_of(self, account_id: str) -> list[Event]:
+        return [fact for key in list(self._of.get(account_id, ())) if (fact := self._facts.get(key)) is not None]
+
+
+def effective(account: Account, rules: TierRules) -> TierRules:
+    """The tier's rules with the account's own limits in them."""
+    own = account.limits
+    if own is None:
+        return rules
+    limits = {
+        "requests_per_minute": own.requests_per_minute,
+        "tokens_per_minute": own.tokens_per_minute,
+        "burst_tokens": own.burst_tokens,
+        "output_tokens_max": own.output_tokens_max,
+        "running_max": own.running_max,
+        "models": own.models,
+        "spend_soft": None if own.spend_soft is None else Decimal(own.spend_soft),
+        "spend_hard": None if own.spend_hard is None else Decimal(own.spend_hard),
+    }
+    return msgspec.structs.replace(rules, **{name: value for name, value in limits.items() if value is not None})
