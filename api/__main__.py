@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import structlog
 import uvloop
 
+from api.account_changes import AccountChanges
 from api.app import create_app
 from api.capacity import Capacity, raise_files_max
 from api.clickhouse_views import ClickHouseViews
-from api.compacted import CompactedReader
 from api.context import Service
 from api.conversations import Conversations
 from api.cors import let_in
@@ -22,8 +22,12 @@ from api.feed import Feeds
 from api.feed_response import FeedAnswers
 from api.following import Streams
 from api.health import Health
+from api.issuer_keys import Fetch, HttpFetch, IssuerKeys
+from api.issuers import Issuer, Tokens
+from api.last_used import LastUsed
 from api.load import YOUNG_MS, Load
 from api.metrics import Metrics
+from api.operator import OperatorKey
 from api.redis_live import RedisLive
 from api.redis_store import RedisStore
 from api.sending import Appender, Sender
@@ -34,6 +38,7 @@ from api.stores import HotStore, StoreDown
 from schemas.account import Accounts
 from schemas.ids import Identities
 from schemas.topics import ACCOUNTS, LOAD, MESSAGES
+from streams.log.compacted import CompactedReader
 from streams.log.kafka.log import KafkaLog
 from streams.log.log import END, Log, since
 from streams.log.process import Process, main
@@ -68,6 +73,9 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
     open_streams = OpenStreams(settings.patience, metrics, capacity.streams)
     appender = Appender(writer, settings.append_timeout_s + 1.0)
     conversations = Conversations(ids=ids, appender=appender, hot=hot, views=views, now_ms=now_ms)
+    used = LastUsed(hot, now_ms)
+    fetch = HttpFetch()
+    tokens = _tokens(settings.jwt_issuers, fetch, metrics)
     service = Service(
         ids=ids,
         models=settings.served,
@@ -102,8 +110,12 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
         metrics=metrics,
         ticket_ms=settings.ticket_s * 1000,
         now_ms=now_ms,
+        used=used,
+        tokens=tokens,
+        changes=AccountChanges(appender, accounts),
+        operator=OperatorKey(settings.operator_key.get_secret_value()) if settings.operator_key is not None else None,
     )
-    app = let_in(Edge(create_app(service), metrics), settings.origins)
+    app = let_in(Edge(create_app(service), metrics, hidden=service.hidden), settings.origins)
     servers = [HttpServer(app, listener, capacity.connections) for listener in listeners]
     accounts_reader.start()
     load_reader.start()
@@ -114,6 +126,8 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
             open_streams.keep(),
             health.keep(lambda missing: _report(process, missing)),
             begin_claims(log, hot),
+            used.keep(),
+            tokens.keep(),
         )
     ]
     serving = [asyncio.create_task(server.serve()) for server in servers]
@@ -132,11 +146,20 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
         for keeper in reversed(keepers):
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
+        await tokens.close()
+        await fetch.close()
         await views.close()
         await hot.close()
         await asyncio.to_thread(load_reader.close)
         await asyncio.to_thread(accounts_reader.close)
         await asyncio.to_thread(log.close)
+
+
+def _tokens(issuers: Sequence[Issuer], fetch: Fetch, metrics: Metrics) -> Tokens:
+    def told(issuer: str, outcome: str) -> None:
+        metrics.issuer_fetches.labels(issuer, outcome).inc()
+
+    return Tokens([(one, IssuerKeys(one.issuer, one.jwks_url, fetch, time.monotonic, told)) for one in issuers])
 
 
 async def begin_claims(log: Log, hot: HotStore) -> None:

@@ -6,8 +6,8 @@ Asking costs nothing, so that a load balancer may ask often and an outage is not
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from api.compacted import CompactedReader
 from api.stores import HotStore, LiveFrames, StoreDown, Views
+from streams.log.compacted import CompactedReader
 
 EVERY_S = 1.0
 ANSWER_S = 1.5

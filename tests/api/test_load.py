@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.compacted import CompactedReader
 from api.load import AHEAD_MS, RETRY_S_MAX, YOUNG_MS, Load, Now, Place, Told, refusal
 from schemas.events import AccountOpened, LoadMeasured
 from schemas.examples import EXAMPLES
 from schemas.models import SMOLLM2
 from schemas.topics import LOAD
 from schemas.values import STAGES, Stage, Tier
+from streams.log.compacted import CompactedReader
 from streams.log.log import since
 from streams.log.memory import MemoryLog
 from streams.log.steps import Output

@@ -2,12 +2,12 @@
 
 import json
 
-from api.compacted import CompactedReader
 from api.load import Load
 from schemas.codec import Envelope, encode
 from schemas.events import AccountOpened
 from schemas.examples import EXAMPLES
 from schemas.topics import LOAD
+from streams.log.compacted import CompactedReader
 from streams.log.log import since
 from streams.log.memory import MemoryLog
 from streams.log.steps import Output

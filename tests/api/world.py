@@ -16,7 +16,6 @@ from urllib.parse import unquote
 from msgspec.structs import replace
 
 from api.app import create_app
-from api.compacted import CompactedReader
 from api.context import Service
 from api.conversations import Conversations
 from api.edge import Edge
@@ -56,6 +55,7 @@ from schemas.stream import frame
 from schemas.tiers import DEFAULT_TIERS
 from schemas.topics import ACCOUNTS
 from schemas.values import EndStatus, Failure, Stage, Usage
+from streams.log.compacted import CompactedReader
 from streams.log.log import BEGINNING
 from streams.log.memory import MemoryLog
 from streams.log.steps import Output, Partition, Record

@@ -1,0 +1,51 @@
+"""What an account may do by its tier, and the buckets that its limits make."""
+
+from schemas.tiers.buckets import (
+    MICRO,
+    ORGANISATION,
+    REQUESTS,
+    RUNNING,
+    TOKENS,
+    Bucket,
+    Holder,
+    all_buckets,
+    buckets_of,
+    keep_ms,
+    refilled,
+    time_for_us,
+    window_ms,
+)
+from schemas.tiers.rules import (
+    DEFAULT_TIERS,
+    REQUESTS_PER_MINUTE_MAX,
+    TOKENS_MAX,
+    UNKNOWN_TIER,
+    TierRules,
+    Tiers,
+    parse_tiers,
+    rules_of,
+)
+
+__all__ = [
+    "DEFAULT_TIERS",
+    "MICRO",
+    "ORGANISATION",
+    "REQUESTS",
+    "REQUESTS_PER_MINUTE_MAX",
+    "RUNNING",
+    "TOKENS",
+    "TOKENS_MAX",
+    "UNKNOWN_TIER",
+    "Bucket",
+    "Holder",
+    "TierRules",
+    "Tiers",
+    "all_buckets",
+    "buckets_of",
+    "keep_ms",
+    "parse_tiers",
+    "refilled",
+    "rules_of",
+    "time_for_us",
+    "window_ms",
+]
