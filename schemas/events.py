@@ -12,7 +12,7 @@ An event class says once, for everybody, its topic, its key and its identity:
 Times are wall-clock milliseconds since the epoch, UTC (`…_at_ms`). Text is Unicode, stored as it came.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -550,10 +550,28 @@ class UsageAdjusted(Event, frozen=True):
         return f"{self.reply_id}/{self.record_kind}/{self.revision}"
 
 
-class PeriodClosed(Event, frozen=True):
-    """An account's bill for a month is final. What comes later for its days goes to the next one, as an adjustment.
+class PeriodEnded(Event, frozen=True):
+    """An account's month, and what was open before it, takes no more: what comes behind this in the log is late for it.
 
-    Its place among the account's records in the log is what divides early from late.
+    The bill follows from what stands before; it is said by `PeriodClosed`.
+    """
+
+    TOPIC = "usage"
+    KEY = "account_id"
+
+    account_id: str
+    period: str
+    """YYYY-MM, UTC."""
+    ended_at_ms: TimeMs
+
+    def identity(self) -> str:
+        return f"{self.account_id}/period/{self.period}"
+
+
+class PeriodClosed(Event, frozen=True):
+    """An account's bill for a month, final. What came later for its days is on the next one, as `late`.
+
+    What is on it stands before the month's `PeriodEnded` in the log; or before itself, where there is none.
     """
 
     TOPIC = "usage"
@@ -806,6 +824,40 @@ class AccountClosed(Event, frozen=True):
 
     def key(self) -> str:
         return self.identity()
+
+
+class AccountRenamed(Event, frozen=True):
+    """What the account is called from now on; its id stays."""
+
+    TOPIC = "accounts"
+    KEY = "account_id"
+
+    account_id: str
+    name: str
+    renamed_at_ms: TimeMs
+
+    def identity(self) -> str:
+        return f"{self.account_id}/name/{self.renamed_at_ms}"
+
+    def key(self) -> str:
+        return f"{self.account_id}/name"
+
+
+class UnknownUsersChosen(Event, frozen=True):
+    """Whether tokens (JWT) of users that the account has never added open it. Until it is chosen they are refused."""
+
+    TOPIC = "accounts"
+    KEY = "account_id"
+
+    account_id: str
+    unknown_users: Literal["refuse", "admit"]
+    chosen_at_ms: TimeMs
+
+    def identity(self) -> str:
+        return f"{self.account_id}/unknown-users/{self.chosen_at_ms}"
+
+    def key(self) -> str:
+        return f"{self.account_id}/unknown-users"
 
 
 class TierChanged(Event, frozen=True):

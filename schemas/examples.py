@@ -226,6 +226,7 @@ _EVENTS: tuple[e.Event, ...] = (
         reason="The reply was empty.",
         adjusted_at_ms=AT_MS + 86_400_000,
     ),
+    e.PeriodEnded(account_id=ACCOUNT, period="2025-11", ended_at_ms=AT_MS + 172_800_000),
     e.PeriodClosed(
         account_id=ACCOUNT,
         period="2025-11",
@@ -321,6 +322,8 @@ _EVENTS: tuple[e.Event, ...] = (
     ),
     e.AccountOpened(account_id=ACCOUNT, name="Demo", tier="paid", opened_at_ms=AT_MS, organisation_id="acme"),
     e.AccountClosed(account_id=ACCOUNT, closed_at_ms=AT_MS),
+    e.AccountRenamed(account_id=ACCOUNT, name="Acme", renamed_at_ms=AT_MS),
+    e.UnknownUsersChosen(account_id=ACCOUNT, unknown_users="admit", chosen_at_ms=AT_MS),
     e.TierChanged(account_id=ACCOUNT, tier="free", changed_at_ms=AT_MS),
     e.UserAdded(account_id=ACCOUNT, user_id="ada", name="Ada", added_at_ms=AT_MS),
     e.UserRemoved(account_id=ACCOUNT, user_id="ada", removed_at_ms=AT_MS + 1),

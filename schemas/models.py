@@ -150,3 +150,10 @@ def cost(usage: Usage, price: Price) -> Decimal:
         + usage.cache_write_long_tokens * price.long_write
         + usage.output_tokens * price.output
     ) / MILLION
+
+
+def plain(amount: Decimal) -> str:
+    """A Decimal without exponent and without trailing zeros."""
+    text = f"{amount:f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text

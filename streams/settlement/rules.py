@@ -1,13 +1,12 @@
 """What an ended reply becomes: the stored reply and its usage record. Values in, values out."""
 
 from datetime import UTC, datetime
-from decimal import Decimal
 
 import msgspec
 
 from schemas.events import Event, GenerationEnded, ReplyStored, UsageRecorded
 from schemas.ids import text_digest
-from schemas.models import Model, Price, cost, find, uncached
+from schemas.models import Model, Price, cost, find, plain, uncached
 from schemas.prices import PriceEntry, price_of
 from schemas.reply import Reply, VoidUsage
 from schemas.stream import Ended
@@ -151,12 +150,6 @@ def _price_alarms(reply: Reply, end: Ended, price: Price | None) -> tuple[Alarm,
         return ()
     detail = f"{reply.queued.reply_id} used {reply.model}, which has no price; it was charged nothing"
     return (Alarm(code=UNPRICED, detail=detail),)
-
-
-def plain(amount: Decimal) -> str:
-    """A Decimal without exponent and without trailing zeros."""
-    text = f"{amount:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _text_alarms(reply: Reply, last: Event) -> tuple[Alarm, ...]:
