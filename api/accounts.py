@@ -21,6 +21,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     rules: TierRules
     """Its tier's, with the account's own limits in them."""
 
+    until_ms: int | None = None
+    """When its token expires; None: it came with a key."""
+
     @property
     def rate(self) -> Rate:
         """The limit of requests."""
@@ -39,4 +42,22 @@ def caller_of(accounts: Accounts, tiers: Tiers, issued: KeyIssued, now_ms: int) 
         organisation_id=account.organisation_id,
         tier=account.tier,
         rules=effective(account, rules_of(tiers, account.tier)),
+    )
+
+
+def caller_of_user(
+    accounts: Accounts, tiers: Tiers, account_id: str, user_id: str, until_ms: int | None = None
+) -> Caller | None:
+    """Who came with a token of an issuer, if the account lets the user in."""
+    account = accounts.account(account_id)
+    if account is None or not accounts.lets_in(account_id, user_id):
+        return None
+    return Caller(
+        account_id=account_id,
+        key_id="",
+        user_id=user_id,
+        organisation_id=account.organisation_id,
+        tier=account.tier,
+        rules=effective(account, rules_of(tiers, account.tier)),
+        until_ms=until_ms,
     )

@@ -10,10 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import openapi
-from api.context import Service, trail
+from api.context import Service, service, trail
 from api.formats import errors
 from api.problems import Problem, bad_request
-from api.routes import account, ai_sdk, anthropic, conversations, durable, messages, openai, probes, tickets
+from api.routes import (
+    account,
+    admin,
+    admin_keys,
+    ai_sdk,
+    anthropic,
+    conversations,
+    durable,
+    messages,
+    openai,
+    probes,
+    tickets,
+)
 
 log = structlog.get_logger()
 
@@ -41,6 +53,9 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     for part in (messages, tickets, conversations, account, probes, durable, anthropic, ai_sdk, openai):
         app.include_router(part.router)
+    if service.operator is not None:
+        for part in (admin, admin_keys):
+            app.include_router(part.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -74,11 +89,12 @@ async def _invalid(request: Request, error: Any) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    log.error("request failed", path=request.url.path, exc_info=error)
+    log.error("request failed", path=service(request).hidden(request.url.path), exc_info=error)
     problem = Problem(500, "internal", "Internal error", "This is a fault of the service, and it is logged.")
     return _refused(request, problem)
 
 
 def _refused(request: Request, problem: Problem) -> Response:
     anthropic = "anthropic-version" in request.headers
-    return errors.response(request.url.path, problem, trail(request).request_id, anthropic=anthropic)
+    told = problem.hidden(service(request).hidden)
+    return errors.response(request.url.path, told, trail(request).request_id, anthropic=anthropic)

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from starlette.requests import ClientDisconnect, Request
 
 from api.problems import Problem, bad_request, too_large, too_slow, unsupported_media_type
+from schemas.ids import has_secret
 from schemas.limits import (
     BODY_BYTES_MAX,
     CLIENT_MESSAGE_ID_CHARS_MAX,
@@ -52,7 +53,16 @@ System = Annotated[
     Field(min_length=1, description=f"At most {SYSTEM_BYTES_MAX} bytes in UTF-8."),
     AfterValidator(lambda text: text_at_most(SYSTEM_BYTES_MAX, text)),
 ]
-ClientMessageId = Annotated[str, Field(min_length=1, max_length=CLIENT_MESSAGE_ID_CHARS_MAX)]
+
+
+def no_secret(text: str) -> str:
+    """The text. Raises ValueError when it looks like a key or a token, which must not get into the log."""
+    if has_secret(text):
+        raise ValueError("is a key or a token; take any other text")
+    return text
+
+
+ClientMessageId = Annotated[str, Field(min_length=1, max_length=CLIENT_MESSAGE_ID_CHARS_MAX), AfterValidator(no_secret)]
 Stop = Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]
 
 

@@ -13,18 +13,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import tickets
-from api.accounts import Caller, caller_of
+from api.account_changes import AccountChanges
+from api.accounts import Caller, caller_of, caller_of_user
 from api.conversations import Conversations
 from api.feed_response import FeedAnswers
 from api.following import Streams
 from api.health import Health
+from api.issuer_keys import REFETCH_S, KeysAway
+from api.issuers import Refused, Tokens
+from api.last_used import LastUsed
 from api.metrics import Metrics
-from api.problems import bad_request, not_found, ticket_refused, unauthorised, unavailable
+from api.operator import OperatorKey
+from api.problems import (
+    bad_request,
+    not_found,
+    operator_unauthorised,
+    ticket_refused,
+    token_refused,
+    unauthorised,
+    unavailable,
+)
 from api.sending import Sender
 from api.stores import HotStore, Views
 from schemas.account import Accounts
 from schemas.events import KeyIssued
-from schemas.ids import Identities, Kind, Parsed, key_hash
+from schemas.ids import Identities, Kind, Parsed, has_secret, key_hash, without_secrets
 from schemas.limits import CLIENT_MESSAGE_ID_CHARS_MAX
 from schemas.models import Model
 from schemas.tiers import Tiers
@@ -32,7 +45,7 @@ from streams.log.trace import child
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
-_BEARER = HTTPBearer(auto_error=False, description="An API key.")
+_BEARER = HTTPBearer(auto_error=False, description="An API key, or a token (JWT) of an issuer that is trusted here.")
 _API_KEY = APIKeyHeader(name="x-api-key", auto_error=False, description="The same, as Anthropic's clients send it.")
 
 
@@ -55,6 +68,15 @@ class Service:
     ticket_ms: int
     """How long a ticket opens its stream."""
     now_ms: Callable[[], int]
+    used: LastUsed
+    tokens: Tokens
+    changes: AccountChanges
+    operator: OperatorKey | None = None
+    """None: there are no calls for the operator."""
+
+    def hidden(self, text: str) -> str:
+        """The text without keys and tokens, for answers and logs that repeat what a client sent."""
+        return without_secrets(text if self.operator is None else self.operator.hidden(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +89,7 @@ class Trail:
     @classmethod
     def of(cls, request_id: str | None, traceparent: str | None, made_id: str) -> "Trail":
         """Taken from the caller's headers where they are good, made otherwise."""
-        good = request_id is not None and REQUEST_ID.fullmatch(request_id) is not None
+        good = request_id is not None and REQUEST_ID.fullmatch(request_id) is not None and not has_secret(request_id)
         return cls(request_id if good and request_id else made_id, child(traceparent))
 
 
@@ -91,7 +113,8 @@ async def _trail(request: Request) -> Trail:
     return trail(request)
 
 
-def _check_query(request: Request) -> None:
+def check_query(request: Request) -> None:
+    """Raises `Problem` 400 for query parameters that the call does not have."""
     whole = request.scope["route"].dependant
     known = {field.alias for part in (whole, *whole.dependencies) for field in part.query_params}
     unknown = sorted(set(request.query_params) - known)
@@ -117,8 +140,27 @@ async def _caller(request: Request, credential: Credential) -> Caller:
     the = service(request)
     now_ms = the.now_ms()
     issued = the.accounts.opened_by(key_hash(credential), now_ms)
-    caller = caller_of(the.accounts, the.tiers, issued, now_ms) if issued is not None else None
+    caller: Caller | None = None
+    if issued is not None:
+        caller = caller_of(the.accounts, the.tiers, issued, now_ms)
+        the.used.note(issued.account_id, issued.key_id)
+    elif the.tokens.is_one(credential):
+        caller = await _user(the, credential, now_ms)
     return _admitted(request, the, caller)
+
+
+async def _user(the: Service, token: str, now_ms: int) -> Caller | None:
+    """Who has this token. Raises `Problem` 401, or 503 while it cannot be checked."""
+    read = await the.tokens.read(token, now_ms / 1000)
+    if isinstance(read, KeysAway):
+        detail = "The keys of the token's issuer cannot be fetched, so it cannot be checked. API keys go on to work."
+        raise unavailable("issuer", detail, REFETCH_S)
+    if isinstance(read, Refused):
+        raise token_refused(read.reason)
+    caller = caller_of_user(the.accounts, the.tiers, read.account_id, read.user_id, read.expires_at_ms)
+    if caller is None and the.health.accounts_complete:
+        raise token_refused("is good, but opens no account: it does not exist, is closed, or does not let this user in")
+    return caller
 
 
 async def _follower(
@@ -134,7 +176,11 @@ async def _follower(
     if found is None or found.stream_id not in request.path_params.values():
         raise ticket_refused()
     issued = the.accounts.key(found.account_id, found.key_id)
-    caller = caller_of(the.accounts, the.tiers, issued, now_ms) if isinstance(issued, KeyIssued) else None
+    caller: Caller | None = None
+    if isinstance(issued, KeyIssued):
+        caller = caller_of(the.accounts, the.tiers, issued, now_ms)
+    elif not found.key_id and found.user_id is not None:
+        caller = caller_of_user(the.accounts, the.tiers, found.account_id, found.user_id)
     return _admitted(request, the, caller)
 
 
@@ -144,8 +190,21 @@ def _admitted(request: Request, the: Service, caller: Caller | None) -> Caller:
             raise unavailable("accounts", "The accounts are still being read from the log (Kafka).", 1.0)
         raise unauthorised()
     structlog.contextvars.bind_contextvars(account_id=caller.account_id)
-    _check_query(request)
+    check_query(request)
     return caller
+
+
+async def _operator(request: Request, credential: Credential) -> None:
+    the = service(request)
+    if the.operator is None or not credential or not the.operator.opens(credential):
+        raise operator_unauthorised()
+    check_query(request)
+    if not the.health.accounts_complete:
+        raise unavailable("accounts", "The accounts are still being read from the log (Kafka).", 1.0)
+
+
+AsOperator = Depends(_operator)
+"""For the `dependencies` of a router that is the operator's alone; include it where `Service.operator` is not None."""
 
 
 def _idempotency_key(
@@ -159,6 +218,8 @@ def _idempotency_key(
 ) -> str | None:
     if key is not None and not 1 <= len(key) <= CLIENT_MESSAGE_ID_CHARS_MAX:
         raise bad_request([("Idempotency-Key", f"must have 1 to {CLIENT_MESSAGE_ID_CHARS_MAX} characters")])
+    if key is not None and has_secret(key):
+        raise bad_request([("Idempotency-Key", "is a key or a token; take any other text")])
     return key
 
 

@@ -11,7 +11,7 @@ from api.context import Trail
 from api.metrics import Metrics
 from api.pacing import Pacing
 from api.sse import PENDING, EventStream
-from schemas.ids import instance_id
+from schemas.ids import instance_id, without_secrets
 from streams.log.trace import trace_id
 
 log = structlog.get_logger()
@@ -25,9 +25,16 @@ _UNLOGGED = frozenset({"/healthz", "/readyz", "/metrics"})
 class Edge:
     """An ASGI application around another."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, make_id: Callable[[], str] = instance_id) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        make_id: Callable[[], str] = instance_id,
+        hidden: Callable[[str], str] = without_secrets,
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._hidden = hidden
         self._make_id = make_id
         self._pacing = Pacing(BEGUN_AT_ONCE)
 
@@ -68,7 +75,7 @@ class Edge:
             log.info(
                 "answered",
                 method=told.method,
-                path=told.path,
+                path=self._hidden(told.path),
                 status=answer.status,
                 began_ms=round((answer.began_s - began_s) * 1000, 2),
                 took_ms=round((time.perf_counter() - began_s) * 1000, 2),

@@ -1,6 +1,6 @@
 """The hot store in memory: for trying the API without servers, and for its tests. Same contract as the real one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from api import rate as rates
 from api.stores import BucketState, Claim, Entry, HotConversation, Live, Page, PageLimit, Rate, StoreDown
@@ -19,6 +19,7 @@ class MemoryHot:
         self._claims: dict[tuple[str, str], str] = {}
         self._claims_since_ms: int | None = None
         self._deleted: set[str] = set()
+        self._keys_used: dict[str, dict[str, int]] = {}
         self._hot: dict[str, list[tuple[int, Event]]] = {}
         self._hot_conversations: dict[str, dict[str, int]] = {}
         self._frames: dict[str, list[bytes]] = {}
@@ -121,6 +122,15 @@ class MemoryHot:
         self._answer()
         return tuple(Live(self._heads.get(r, {}), tuple(self._frames.get(r, ()))) for r in reply_ids)
 
+    async def note_keys(self, used: Mapping[str, Mapping[str, int]]) -> None:
+        self._answer()
+        for account_id, keys in used.items():
+            self._keys_used.setdefault(account_id, {}).update(keys)
+
+    async def keys_used(self, account_id: str) -> dict[str, int]:
+        self._answer()
+        return dict(self._keys_used.get(account_id, {}))
+
     async def ping(self) -> None:
         self._answer()
 
@@ -147,6 +157,7 @@ class MemoryHot:
 
     def lose(self) -> None:
         """Everything is gone, as after FLUSHALL."""
+        self._keys_used.clear()
         for held in (self._buckets, self._claims, self._hot, self._hot_conversations, self._frames, self._heads):
             held.clear()
         self._deleted.clear()

@@ -44,6 +44,13 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.issuer_fetches = Counter(
+            "turnlog_api_issuer_fetches",
+            "Fetches of the keys of an issuer of tokens.",
+            ("issuer", "outcome"),
+            registry=self.registry,
+        )
+
     def page(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self.registry)

@@ -7,6 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from api.admin_bodies import AccountBody, AccountChangeBody, KeyBody, LimitsBody, UserBody
 from api.bodies import ChangeBody, RegenerateBody, SendBody, TicketBody
 from api.formats.ai_sdk_bodies import AiSdkBody
 from api.formats.anthropic_bodies import AnthropicBody
@@ -14,6 +15,7 @@ from api.formats.openai_bodies import ChatBody, ResponsesBody
 from api.problems import MEDIA_TYPE, ProblemView
 
 _BODIES = (SendBody, RegenerateBody, ChangeBody, TicketBody, AnthropicBody, AiSdkBody, ResponsesBody, ChatBody)
+_ADMIN_BODIES = (AccountBody, AccountChangeBody, LimitsBody, UserBody, KeyBody)
 _REF = "#/components/schemas/{model}"
 _EXAMPLE_STREAM = (
     'id: 1\nevent: started\ndata: {"message_id":"rep_…","conversation_id":"conv_…","model":"smollm2-135m-instruct",'
@@ -53,7 +55,7 @@ _MEANINGS = {
     401: "No valid key.",
     404: "There is no such thing, or it is not the caller's.",
     408: "The body did not come to its end in time.",
-    409: "The client message id was used with another body.",
+    409: "It contradicts what is there: a client message id with another body, an account that is otherwise.",
     410: "The cursor cannot be served exactly; `message_url` says where the message is.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
@@ -94,8 +96,9 @@ def document(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
         license_info=app.license_info,
     )
+    bodies = (*_BODIES, *(_ADMIN_BODIES if any(path.startswith("/v1/admin/") for path in made["paths"]) else ()))
     _, extra = models_json_schema(
-        [(cls, "validation") for cls in (*_BODIES, ProblemView)],
+        [(cls, "validation") for cls in (*bodies, ProblemView)],
         ref_template=_REF,
     )
     schemas = made.setdefault("components", {}).setdefault("schemas", {})

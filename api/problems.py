@@ -6,7 +6,7 @@ Members: `type`, `title`, `status`, `detail`, `code` (stable, for programs), and
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
@@ -67,6 +67,19 @@ class Problem(Exception):
         self.message_url = message_url
         self.headers = dict(headers or {})
 
+    def hidden(self, hide: Callable[[str], str]) -> "Problem":
+        """The same, with what must not be told taken out of its words."""
+        return Problem(
+            self.status,
+            self.code,
+            self.title,
+            hide(self.detail),
+            retry_after_s=self.retry_after_s,
+            errors=[FieldError(field=hide(error.field), reason=hide(error.reason)) for error in self.errors],
+            message_url=self.message_url,
+            headers=self.headers,
+        )
+
     def response(self) -> Response:
         """The answer."""
         body: dict[str, object] = {
@@ -104,6 +117,18 @@ def bad_request(errors: Sequence[tuple[str, str]], code: str = "invalid_request"
 def unauthorised() -> Problem:
     """401: no key, or one that opens nothing."""
     detail = "Send a valid API key: Authorization: Bearer <key>, or x-api-key: <key>."
+    return Problem(401, "unauthorised", "Unauthorised", detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def token_refused(reason: str) -> Problem:
+    """401: a token (JWT) that opens nothing."""
+    headers = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+    return Problem(401, "token_refused", "Unauthorised", f"The token {reason}.", headers=headers)
+
+
+def operator_unauthorised() -> Problem:
+    """401: not the operator's key."""
+    detail = "Send the operator's key: Authorization: Bearer <key>."
     return Problem(401, "unauthorised", "Unauthorised", detail, headers={"WWW-Authenticate": "Bearer"})
 
 

@@ -8,10 +8,11 @@ Commands are pipelined without MULTI and each names keys of one account, convers
     <ns>:deleted:<conversation>             the conversation is gone
     <ns>:hot:<conversation>                 list of "<offset> <event>", what was written lately
     <ns>:hot-conversations:<account>        sorted set of conversations by time of the last write, ms
+    <ns>:keys-used:<account>                hash of key id -> when it was last used, ms
     <ns>:{<reply>}:frames, :head            the stream buffer, written by its projection
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,6 +38,7 @@ HOT_S = 120
 HOT_EVENTS_MAX = 500
 HOT_CONVERSATIONS_MAX = 100
 DELETED_S = 2 * 3600
+KEYS_USED_S = 400 * 24 * 3600
 
 APPENDED = "+"
 """Ends a claim whose message is in the log."""
@@ -174,6 +176,20 @@ class RedisStore:
             Live({name.decode(): value.decode() for name, value in head.items()}, tuple(frames))
             for head, frames in zip(answers[::2], answers[1::2], strict=True)
         )
+
+    async def note_keys(self, used: Mapping[str, Mapping[str, int]]) -> None:
+        pipe = self._redis.pipeline(transaction=False)
+        for account_id, keys in used.items():
+            key = self._key("keys-used", account_id)
+            fields: dict[Any, Any] = dict(keys)
+            pipe.hset(key, mapping=fields)
+            pipe.expire(key, KEYS_USED_S)
+        await self._execute(pipe)
+
+    async def keys_used(self, account_id: str) -> dict[str, int]:
+        async with self._answered():
+            used: Any = await self._redis.hgetall(self._key("keys-used", account_id))
+        return {key_id.decode(): int(at_ms) for key_id, at_ms in used.items()}
 
     async def ping(self) -> None:
         async with self._answered():

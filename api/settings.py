@@ -6,6 +6,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
 from api.cors import origins_of
+from api.issuers import Issuer, parse_issuers
 from api.reading import Patience
 from api.stores import PageLimit
 from schemas.models import DEFAULT_MODELS, Model, parse_models
@@ -35,6 +36,12 @@ class ApiSettings(ProcessSettings):
     tiers: Annotated[Tiers, NoDecode] = DEFAULT_TIERS
     """JSON object of [tiers](#the-tiers): members given go before those of the default."""
 
+    operator_key: SecretStr | None = Field(default=None, min_length=16)
+    """Opens the operator's calls, [`/v1/admin/…`](accounts.md#the-operators-calls); absent: there are none. Begin it
+    with `tlo_`, and let 24 random characters or more follow: such keys are hidden wherever they turn up."""
+    jwt_issuers: Annotated[tuple[Issuer, ...], NoDecode] = ()
+    """JSON list of [issuers](#the-issuers-of-tokens) whose tokens (JWT) open accounts."""
+
     ticket_s: int = Field(default=300, ge=1, le=86_400)
     """How long a ticket opens its stream, also again after a broken connection."""
     append_timeout_s: float = Field(default=10.0, gt=0)
@@ -62,6 +69,16 @@ class ApiSettings(ProcessSettings):
     @classmethod
     def _parse_tiers(cls, value: object) -> object:
         return parse_tiers(value) if isinstance(value, str) else value
+
+    @field_validator("operator_key", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: object) -> object:
+        return value or None
+
+    @field_validator("jwt_issuers", mode="before")
+    @classmethod
+    def _parse_issuers(cls, value: object) -> object:
+        return (parse_issuers(value) if value else ()) if isinstance(value, str) else value
 
     @field_validator("cors_origins")
     @classmethod

@@ -140,6 +140,12 @@ class HotStore(Protocol):
     async def live(self, reply_ids: Sequence[str]) -> tuple[Live, ...]:
         """Head and all frames of each reply; empty ones where the buffer has none."""
 
+    async def note_keys(self, used: Mapping[str, Mapping[str, int]]) -> None:
+        """Account -> key id -> when it was last used, ms."""
+
+    async def keys_used(self, account_id: str) -> dict[str, int]:
+        """Key id -> when it was last used, ms, of the account's keys of which it is known."""
+
     async def ping(self) -> None:
         """Answers, or raises."""
 

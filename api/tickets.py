@@ -1,8 +1,8 @@
 """Tickets: a stream's URL that works without a header, for a browser's EventSource. Pure.
 
-A ticket names a key, one stream and when it stops opening it, and carries a MAC with the deployment's secret: any API
-process can check it, and nothing is stored. It opens what its key opens, so a revoked key takes its tickets along. An
-open stream goes on when its ticket has expired.
+A ticket names a key (or the user of a token), one stream and when it stops opening it, and carries a MAC with the
+deployment's secret: any API process can check it, and nothing is stored. It opens what its key or user opens, so a
+revoked key takes its tickets along, and so does a removed user. An open stream goes on when its ticket has expired.
 """
 
 import base64
@@ -12,7 +12,7 @@ import hmac
 import msgspec
 
 _MAC = 16
-_CHARS_MAX = 600
+_CHARS_MAX = 2_000
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
@@ -20,9 +20,12 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
 
     account_id: str
     key_id: str
+    """Empty: it was asked for with a token."""
     stream_id: str
     """The reply or the conversation whose events it opens."""
     expires_at_ms: int
+    user_id: str | None = None
+    """Whose token it was."""
 
 
 def written(ticket: Ticket, secret: bytes) -> str:

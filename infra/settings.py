@@ -15,7 +15,7 @@ from schemas.models import DEFAULT_MODELS, Model, parse_models
 from streams.log.process import database_of, reason_of, stands_alone, variable
 
 Engine = Literal["llama_cpp", "scripted", "simulated", "openai_compatible", "tensorrt_llm"]
-UNSHOWN = {"secret", "redis_url", "clickhouse_url", "openai_base_url", "openai_key", "openai_providers"}
+UNSHOWN = {"secret", "operator_key", "redis_url", "clickhouse_url", "openai_base_url", "openai_key", "openai_providers"}
 """Settings whose value may hold a password."""
 VALUE_CHARS_MAX = 80
 

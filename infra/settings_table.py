@@ -12,6 +12,7 @@ import msgspec
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
+from api.issuers import Issuer
 from api.settings import ApiSettings
 from inference_workers.registry import ENGINES
 from inference_workers.settings import WorkerSettings
@@ -81,6 +82,12 @@ counts is when a reply was accepted, so an entry can be given before it comes in
 version, and keep the old ones.
 """
 
+ISSUERS = """## The issuers of tokens
+
+`TURNLOG_JWT_ISSUERS`: a JSON list, the same for every API process, of at most 16. [accounts.md](accounts.md#tokens) says
+what a token must be like.
+"""
+
 _BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 
@@ -92,7 +99,14 @@ def document() -> str:
         f"| {rules.running_max} |\n"
         for name, rules in DEFAULT_TIERS.items()
     )
-    more = (tiers, _members("A tier", TierRules), PRICES, _members("An entry", PriceEntry))
+    more = (
+        tiers,
+        _members("A tier", TierRules),
+        PRICES,
+        _members("An entry", PriceEntry),
+        ISSUERS,
+        _members("An issuer", Issuer),
+    )
     return "\n".join([HEAD, *(_section(*section) for section in SECTIONS), MODELS, *models, *more])
 
 

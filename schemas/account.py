@@ -6,23 +6,33 @@ Rules:
    order of different keys.
 2. A key opens its account while it is issued, not revoked and not expired, the account is open, and the user that it
    belongs to, if any, is one of the account's. Keys are known by their hash only.
-3. The tier's rules hold, each limit that the account has of its own before the tier's.
+3. A token of an issuer opens its account while the account is open and lets its user in: one of its users, or, where it
+   admits unknown users, one that it has never removed.
+4. The tier's rules hold, each limit that the account has of its own before the tier's.
+
+At no moment does a thread that asks see less than was there before or is there now: what replaces a fact takes its
+place at once.
 """
 
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from decimal import Decimal
+from typing import Literal
 
 import msgspec
 
 from schemas.events import (
     AccountClosed,
     AccountOpened,
+    AccountRenamed,
     Event,
     KeyIssued,
     KeyRevoked,
     LimitsChanged,
     TierChanged,
+    UnknownUsersChosen,
     UserAdded,
+    UserRemoved,
 )
 from schemas.tiers import TierRules
 from schemas.values import Tier
@@ -39,6 +49,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     closed_at_ms: int | None
     limits: LimitsChanged | None
     """Its own; None: the tier's alone."""
+    unknown_users: Literal["refuse", "admit"] = "refuse"
+    """What becomes of tokens of users that were never added."""
 
 
 class Accounts:
@@ -48,22 +60,32 @@ class Accounts:
         self._facts: dict[str, Event] = {}
         self._of: dict[str, dict[str, None]] = {}
         """Record keys by account, in the order in which they came."""
+        self._ids: list[str] = []
+        """Of accounts, sorted."""
         self._keys: dict[str, KeyIssued] = {}
         """By hash."""
 
     def apply(self, key: str, event: Event | None) -> None:
         """A record of the topic: its key and its event, None for a tombstone."""
-        before = self._facts.pop(key, None)
-        if isinstance(before, KeyIssued):
-            self._keys.pop(before.key_hash, None)
+        before = self._facts.get(key)
         account_id = key.partition("/")[0]
         if event is None:
+            self._facts.pop(key, None)
             self._of.get(account_id, {}).pop(key, None)
-            return
-        self._facts[key] = event
-        self._of.setdefault(account_id, {})[key] = None
+        else:
+            if account_id not in self._of:
+                self._of[account_id] = {}
+                insort(self._ids, account_id)
+            self._facts[key] = event
+            self._of[account_id].setdefault(key, None)
         if isinstance(event, KeyIssued):
             self._keys[event.key_hash] = event
+        if isinstance(before, KeyIssued) and not (isinstance(event, KeyIssued) and event.key_hash == before.key_hash):
+            self._keys.pop(before.key_hash, None)
+
+    def knows(self, event: Event) -> bool:
+        """Whether this event is what is known under its key."""
+        return self._facts.get(event.key()) == event
 
     def account(self, account_id: str) -> Account | None:
         """The account, closed or not; None where there never was one."""
@@ -73,22 +95,34 @@ class Accounts:
         closed = self._facts.get(f"{account_id}/closed")
         changed = self._facts.get(f"{account_id}/tier")
         limits = self._facts.get(f"{account_id}/limits")
+        renamed = self._facts.get(f"{account_id}/name")
+        unknown = self._facts.get(f"{account_id}/unknown-users")
         return Account(
             id=account_id,
-            name=opened.name,
+            name=renamed.name if isinstance(renamed, AccountRenamed) else opened.name,
             tier=changed.tier if isinstance(changed, TierChanged) else opened.tier,
             organisation_id=opened.organisation_id,
             opened_at_ms=opened.opened_at_ms,
             closed_at_ms=closed.closed_at_ms if isinstance(closed, AccountClosed) else None,
             limits=limits if isinstance(limits, LimitsChanged) else None,
+            unknown_users=unknown.unknown_users if isinstance(unknown, UnknownUsersChosen) else "refuse",
         )
 
     def accounts(self) -> Iterator[Account]:
         """All, by id."""
-        for account_id in sorted(list(self._of)):  # noqa: C414 - a copy: another thread may add one
-            account = self.account(account_id)
-            if account is not None:
-                yield account
+        last = ""
+        while page := self.after(last, 1000):
+            yield from page
+            last = page[-1].id
+
+    def after(self, account_id: str, limit: int) -> tuple[Account, ...]:
+        """Those behind this id, by id; at most so many."""
+        found: list[Account] = []
+        place = bisect_right(self._ids, account_id)
+        while len(found) < limit and (ids := self._ids[place : place + limit]):
+            found += [account for one in ids if (account := self.account(one)) is not None]
+            place += limit
+        return tuple(found[:limit])
 
     def users(self, account_id: str) -> tuple[UserAdded, ...]:
         """The account's users, in the order in which they were added."""
@@ -99,6 +133,17 @@ class Accounts:
         added = self._facts.get(f"{account_id}/user/{user_id}")
         return added if isinstance(added, UserAdded) else None
 
+    def is_removed(self, account_id: str, user_id: str) -> bool:
+        """Whether the account has removed this user, and not added it again."""
+        return isinstance(self._facts.get(f"{account_id}/user/{user_id}"), UserRemoved)
+
+    def lets_in(self, account_id: str, user_id: str) -> bool:
+        """Whether a good token of this user opens the account. See rule 3."""
+        account = self.account(account_id)
+        if account is None or account.closed_at_ms is not None or self.is_removed(account_id, user_id):
+            return False
+        return account.unknown_users == "admit" or self.user(account_id, user_id) is not None
+
     def keys(self, account_id: str) -> tuple[KeyIssued | KeyRevoked, ...]:
         """The account's keys, revoked ones too, in the order in which they were issued or revoked."""
         return tuple(fact for fact in self._facts_of(account_id) if isinstance(fact, KeyIssued | KeyRevoked))
@@ -107,6 +152,17 @@ class Accounts:
         """One of them."""
         fact = self._facts.get(f"{account_id}/key/{key_id}")
         return fact if isinstance(fact, KeyIssued | KeyRevoked) else None
+
+    def live_key(self, account_id: str, name: str, now_ms: int) -> KeyIssued | None:
+        """The account's key of this name that is not revoked and not expired; of several the one that came first."""
+        for key in self.keys(account_id):
+            if isinstance(key, KeyIssued) and key.name == name and self.opens(key, now_ms):
+                return key
+        return None
+
+    def owner(self, key_id: str) -> str | None:
+        """The account that a key was issued for, revoked or not."""
+        return next((one for one in list(self._of) if self.key(one, key_id) is not None), None)
 
     def opened_by(self, key_hash: str, now_ms: int) -> KeyIssued | None:
         """The key of this hash, if it opens its account now."""

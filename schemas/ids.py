@@ -19,12 +19,24 @@ import binascii
 import hashlib
 import hmac
 import os
+import re
+import secrets
 from typing import Literal
 
 import msgspec
 import uuid_utils
 
 Kind = Literal["conv", "msg", "rep"]
+
+ACCOUNT_ID = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+"""Ids of accounts and organisations."""
+USER_ID_CHARS_MAX = 255
+_ACCOUNT_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_SECRET = re.compile(r"\btl[ko]_[A-Za-z0-9_-]{12,}|\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]*")
+_KEY_BYTES = 24
+_PREFIX_CHARS = 10
+_SHOWN = 8
+"""Characters of a key or token that are left: enough to tell which one it was."""
 
 _CONVERSATION = 16
 _MESSAGE = 10
@@ -134,3 +146,38 @@ def text_digest(text: str) -> str:
 def key_hash(api_key: str) -> str:
     """How an API key is stored: SHA-256, hex."""
     return hashlib.sha256(api_key.encode()).hexdigest()
+
+
+def is_account_id(text: str) -> bool:
+    """Whether an account (or organisation) can have this id."""
+    return _ACCOUNT_ID.fullmatch(text) is not None
+
+
+def is_user_id(text: str) -> bool:
+    """Whether a user can have this id: it may be the `sub` of any issuer's token."""
+    return 1 <= len(text) <= USER_ID_CHARS_MAX and text.isprintable()
+
+
+def new_key() -> str:
+    """A new API key: 192 random bits."""
+    return f"tlk_{secrets.token_urlsafe(_KEY_BYTES)}"
+
+
+def key_id(api_key: str) -> str:
+    """A short name for a key, which does not help to guess it."""
+    return f"key_{key_hash(api_key)[:12]}"
+
+
+def key_prefix(api_key: str) -> str:
+    """A key's first characters, to recognise it by; 156 random bits are left."""
+    return api_key[:_PREFIX_CHARS]
+
+
+def has_secret(text: str) -> bool:
+    """Whether something in it looks like a key or a token."""
+    return _SECRET.search(text) is not None
+
+
+def without_secrets(text: str) -> str:
+    """The text, in which what looks like a key (`tlk_…`, `tlo_…`) or a token (JWT) ends after its first characters."""
+    return _SECRET.sub(lambda found: found[0][:_SHOWN] + "…", text)

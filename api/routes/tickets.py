@@ -26,7 +26,10 @@ async def issue(request: Request, the: TheService, caller: TheCaller) -> Respons
     body = await read(request, TicketBody)
     stream = own(the, caller, body.id, "reply or conversation", "rep", "conv")
     expires_at_ms = the.now_ms() + the.ticket_ms
-    ticket = written(Ticket(caller.account_id, caller.key_id, stream.id, expires_at_ms), the.ids.secret)
+    if caller.until_ms is not None:
+        expires_at_ms = min(expires_at_ms, caller.until_ms)
+    content = Ticket(caller.account_id, caller.key_id, stream.id, expires_at_ms, caller.user_id)
+    ticket = written(content, the.ids.secret)
     kind = "messages" if stream.kind == "rep" else "conversations"
     url = f"/v1/{kind}/{stream.id}/events?ticket={ticket}"
     return answer(TicketView(ticket=ticket, events_url=url, expires_at=timestamp(expires_at_ms)), 201)

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from msgspec.structs import replace
 
+from api.account_changes import AccountChanges
 from api.app import create_app
 from api.context import Service
 from api.conversations import Conversations
@@ -23,10 +24,13 @@ from api.feed import Feeds
 from api.feed_response import FeedAnswers
 from api.following import Streams
 from api.health import Health
+from api.issuers import Tokens
+from api.last_used import LastUsed
 from api.load import Load
 from api.memory_hot import MemoryHot
 from api.memory_views import MemoryViews
 from api.metrics import Metrics
+from api.operator import OperatorKey
 from api.reading import Patience
 from api.sending import Appender, Sender
 from api.sse import OpenStreams
@@ -61,6 +65,7 @@ from streams.log.memory import MemoryLog
 from streams.log.steps import Output, Partition, Record
 
 ALICE, BOB = "key-of-alice", "key-of-bob"
+OPERATOR = "operator-of-the-tests"
 PATIENCE = Patience(
     heartbeat_s=30.0, send_timeout_s=30.0, outage_s=30.0, idle_s=60.0, page=PageLimit(frames=7, bytes=10_000)
 )
@@ -170,9 +175,14 @@ class Process:
             metrics=metrics,
             ticket_ms=300_000,
             now_ms=world.now_ms,
+            used=LastUsed(hot, world.now_ms),
+            tokens=world.tokens,
+            changes=AccountChanges(appender, world.accounts),
+            operator=OperatorKey(OPERATOR),
         )
         self.asgi = create_app(service)
-        self.app = Edge(self.asgi, metrics)
+        self.service = service
+        self.app = Edge(self.asgi, metrics, hidden=service.hidden)
 
     def begin(
         self,
@@ -260,6 +270,7 @@ class World:
         self.hot = MemoryHot(lambda: self.time_ms * 1000)
         self.views = MemoryViews()
         self.ids = Identities(b"a secret of the tests")
+        self.tokens = Tokens()
         self.accounts = Accounts()
         self.accounts_reader = CompactedReader(self.log, ACCOUNTS.name, self.accounts.apply, poll_s=0.01)
         self.load = Load(lambda: self.time_ms / 1000)

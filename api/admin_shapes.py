@@ -1,0 +1,150 @@
+"""Answers to the operator's calls."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Literal
+
+from pydantic import Field
+
+from api.shapes import Shape, timestamp
+from schemas.account import Account, effective
+from schemas.events import KeyIssued, KeyRevoked, LimitsChanged, UserAdded
+from schemas.tiers import TierRules, Tiers, rules_of
+
+_MONEY = ("spend_soft", "spend_hard")
+
+
+class AccountLimitsView(Shape):
+    """Limits; null: none, or as the tier says."""
+
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    burst_tokens: int | None
+    output_tokens_max: int | None
+    running_max: int | None
+    models: list[str] | None
+    spend_soft: str | None
+    spend_hard: str | None
+
+
+class AccountView(Shape):
+    """An account."""
+
+    id: str
+    name: str
+    tier: str
+    organisation_id: str | None
+    unknown_users: Literal["refuse", "admit"]
+    opened_at: str
+    closed_at: str | None
+    own_limits: AccountLimitsView = Field(description="Where it differs from its tier.")
+    limits: AccountLimitsView = Field(description="What holds for it: its own, else its tier's.")
+
+
+class AccountPage(Shape):
+    """Accounts, by id."""
+
+    data: list[AccountView]
+    next_cursor: str | None
+
+
+class UserView(Shape):
+    """A user of an account."""
+
+    id: str
+    name: str
+    added_at: str
+
+
+class UserPage(Shape):
+    """Users, by id."""
+
+    data: list[UserView]
+    next_cursor: str | None
+
+
+class KeyView(Shape):
+    """A key; of one that was revoked only when that was."""
+
+    id: str
+    state: Literal["live", "expired", "revoked"]
+    name: str | None
+    prefix: str | None = Field(description="Its first characters.")
+    user_id: str | None
+    issued_at: str | None
+    expires_at: str | None
+    revoked_at: str | None
+    last_used_at: str | None = Field(description="To about a minute; null: not lately, or not known any more.")
+
+
+class IssuedKeyView(KeyView):
+    """A key, with itself where it is new."""
+
+    api_key: str | None = Field(description="Shown this once; null where the call repeats an earlier one.")
+
+
+class KeyPage(Shape):
+    """Keys, by id."""
+
+    data: list[KeyView]
+    next_cursor: str | None
+
+
+def account_view(account: Account, tiers: Tiers) -> AccountView:
+    """An account as the operator sees it."""
+    return AccountView(
+        id=account.id,
+        name=account.name,
+        tier=account.tier,
+        organisation_id=account.organisation_id,
+        unknown_users=account.unknown_users,
+        opened_at=timestamp(account.opened_at_ms),
+        closed_at=_time(account.closed_at_ms),
+        own_limits=_limits(account.limits),
+        limits=_limits(effective(account, rules_of(tiers, account.tier))),
+    )
+
+
+def user_view(user: UserAdded) -> UserView:
+    """A user as the operator sees it."""
+    return UserView(id=user.user_id, name=user.name, added_at=timestamp(user.added_at_ms))
+
+
+def key_view(key: KeyIssued | KeyRevoked, used_ms: Mapping[str, int], now_ms: int) -> KeyView:
+    """A key as the operator sees it."""
+    last = _time(used_ms.get(key.key_id))
+    if isinstance(key, KeyRevoked):
+        return KeyView(
+            id=key.key_id,
+            state="revoked",
+            name=None,
+            prefix=None,
+            user_id=None,
+            issued_at=None,
+            expires_at=None,
+            revoked_at=timestamp(key.revoked_at_ms),
+            last_used_at=last,
+        )
+    over = key.expires_at_ms is not None and now_ms >= key.expires_at_ms
+    return KeyView(
+        id=key.key_id,
+        state="expired" if over else "live",
+        name=key.name,
+        prefix=key.prefix or None,
+        user_id=key.user_id,
+        issued_at=timestamp(key.issued_at_ms),
+        expires_at=_time(key.expires_at_ms),
+        revoked_at=None,
+        last_used_at=last,
+    )
+
+
+def _limits(limits: LimitsChanged | TierRules | None) -> AccountLimitsView:
+    members: dict[str, Any] = {name: getattr(limits, name, None) for name in AccountLimitsView.model_fields}
+    models = members["models"]
+    money = {name: None if (held := members[name]) is None else f"{Decimal(held):f}" for name in _MONEY}
+    return AccountLimitsView(**members | money | {"models": None if models is None else list(models)})
+
+
+def _time(at_ms: int | None) -> str | None:
+    return None if at_ms is None else timestamp(at_ms)
