@@ -8,13 +8,15 @@ Every setting that the result depends on is given, whatever the server's default
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import clickhouse_connect
 import msgspec
 from clickhouse_connect.driver.exceptions import ClickHouseError as DriverError
+from clickhouse_connect.driver.external import ExternalData
+from urllib3.exceptions import HTTPError
 
 INSERT_SETTINGS: Mapping[str, str] = {
     "async_insert": "0",  # the rows come in batches, and are durable when the answer comes
@@ -34,11 +36,13 @@ READ_SETTINGS: Mapping[str, str] = {
     "do_not_merge_across_partitions_select_final": "0",
     "optimize_move_to_prewhere_if_final": "0",
 }
+STREAM_BYTES = 1_048_576
 DELETE_SETTINGS: Mapping[str, str] = {"lightweight_deletes_sync": "2", "mutations_sync": "2"}
 
 _REFUSALS = frozenset({6, 26, 27, 33, 38, 41, 53, 62, 69, 70, 72, 117, 131, 321, 407})
 """Codes of values that cannot be parsed or stored, and of statements that make no sense."""
 
+_ENCODER = msgspec.json.Encoder()
 
 for _noisy in ("urllib3", "clickhouse_connect"):
     # They warn at each attempt; the caller says once what is wrong, and when it is over.
@@ -57,6 +61,18 @@ class ClickHouseRefused(ClickHouseError):
     """Never, as it stands."""
 
 
+class Block(NamedTuple):
+    """Rows as they are sent."""
+
+    columns: list[str]
+    lines: bytes
+
+
+def block_of(rows: Sequence[msgspec.Struct]) -> Block:
+    """Rows of one kind, at least one, encoded."""
+    return Block([field.encode_name for field in msgspec.structs.fields(rows[0])], _ENCODER.encode_lines(rows))
+
+
 class Database:
     """A database (by its HTTP address), connected to when it is first used. One thread."""
 
@@ -65,7 +81,6 @@ class Database:
         self._database = database
         self._timeout_s = timeout_s
         self._client: Any = None
-        self._encoder = msgspec.json.Encoder()
 
     def insert(self, table: str, rows: Sequence[msgspec.Struct]) -> None:
         """Insert rows (structs written as arrays, members named as the columns); durable when this returns.
@@ -74,13 +89,15 @@ class Database:
             ClickHouseError: the rows may or may not be there.
         """
         if rows:
-            block = self._encoder.encode_lines(rows)
-            columns = [field.encode_name for field in msgspec.structs.fields(rows[0])]
-            self._do(
-                lambda client: client.raw_insert(
-                    table, columns, block, settings=dict(INSERT_SETTINGS), fmt="JSONCompactEachRow"
-                )
+            self.insert_block(table, block_of(rows))
+
+    def insert_block(self, table: str, block: "Block") -> None:
+        """As `insert`, of rows that are encoded already."""
+        self._do(
+            lambda client: client.raw_insert(
+                table, block.columns, block.lines, settings=dict(INSERT_SETTINGS), fmt="JSONCompactEachRow"
             )
+        )
 
     def command(
         self, statement: str, parameters: Mapping[str, Any] | None = None, settings: Mapping[str, str] | None = None
@@ -93,6 +110,32 @@ class Database:
         result = self._do(lambda client: client.query(statement, parameters=parameters, settings=dict(READ_SETTINGS)))
         return [tuple(row) for row in result.result_rows]
 
+    def raw(
+        self, statement: str, parameters: Mapping[str, Any], form: str, settings: Mapping[str, str] | None = None
+    ) -> bytes:
+        """A result as bytes of one of ClickHouse's formats. Raises `ClickHouseError`."""
+        chosen = {**READ_SETTINGS, **(settings or {})}
+        found: bytes = self._do(
+            lambda client: client.raw_query(statement, parameters=dict(parameters), settings=chosen, fmt=form)
+        )
+        return found
+
+    def stream(
+        self, statement: str, parameters: Mapping[str, Any], form: str, settings: Mapping[str, str] | None = None
+    ) -> Iterator[bytes]:
+        """As `raw`, piece by piece. It may break off without an error: the format has to show its end."""
+        chosen = {**READ_SETTINGS, **(settings or {})}
+        source = self._do(
+            lambda client: client.raw_stream(statement, parameters=dict(parameters), settings=chosen, fmt=form)
+        )
+        try:
+            while piece := source.read(STREAM_BYTES):
+                yield piece
+        except (DriverError, HTTPError, OSError) as failure:
+            raise _named(failure) from failure
+        finally:
+            source.close()
+
     def delete(self, table: str, pairs: Iterable[tuple[str, str]], condition: str = "1") -> None:
         """Erase the rows of these (account_id, conversation_id). Raises `ClickHouseError`."""
         statement = (
@@ -100,6 +143,22 @@ class Database:
             f"IN %(pairs)s AND {condition}"
         )
         self.command(statement, {"pairs": list(pairs)}, DELETE_SETTINGS)
+
+    def erase(self, table: str, condition: str, parameters: Mapping[str, Any] | None = None) -> None:
+        """Erase the rows of a condition. Raises `ClickHouseError`."""
+        self.command(f"DELETE FROM {table} WHERE {condition}", parameters, DELETE_SETTINGS)  # noqa: S608 - ours
+
+    def converted(self, data: bytes, sent_as: str, structure: str, query: str, wanted: str) -> bytes:
+        """The result of a query over the table `sent`, which goes along with it; formats by ClickHouse's names.
+
+        Raises:
+            ClickHouseError: not now, or the data is not in that format.
+        """
+        sent = ExternalData(file_name="sent", data=data, fmt=sent_as, structure=structure)
+        found = self._do(
+            lambda client: client.raw_query(query, settings=dict(READ_SETTINGS), fmt=wanted, external_data=sent)
+        )
+        return bytes(found)
 
     def close(self) -> None:
         """Drop the connection; the next call connects again."""

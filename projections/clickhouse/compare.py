@@ -1,0 +1,160 @@
+"""Comparing two tables of one definition: counts and digests by group first, then the rows of the groups that differ.
+
+A digest does not depend on the order of the rows: it is the sum of their hashes. Tables are read as their readers see
+them: each key once (FINAL), or, of an aggregating table, each key with its states merged.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from projections.clickhouse.beside import Column, Table
+from projections.clickhouse.client import Database
+
+_SIMPLE = re.compile(r"SimpleAggregateFunction\((\w+), ")
+_STATE = re.compile(r"AggregateFunction\((?:\d+, )?(\w+)")
+MERGED = re.compile(r"Aggregat")
+NOWHERE = -1
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What is compared: rows of `key`, which are equal when `columns` are."""
+
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+    group: str = "0"
+    """SQL of what rows are grouped by, such as a day."""
+    merged: bool = False
+    """An aggregating table."""
+    logged: bool = True
+    """Rows know their place in the log."""
+
+
+class Digest(msgspec.Struct, frozen=True):
+    """Of a group's rows."""
+
+    rows: int
+    total: int
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A column that differs: what it is on either side, as text."""
+
+    column: str
+    live: str
+    right: str
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """A key whose rows differ, or are on one side only. A place (partition, offset) of `NOWHERE`: no row there."""
+
+    key: tuple[str, ...]
+    live_at: tuple[int, int]
+    right_at: tuple[int, int]
+    live_here: bool
+    right_here: bool
+    live_hash: int
+    changes: tuple[Change, ...] = ()
+
+
+def shape_of(table: Table, group: str, ignored: Sequence[str] = ()) -> Shape:
+    """The shape of a table's rows, but for the columns that are ignored."""
+    key = tuple(name.strip("`") for name in table.sort_key)
+    return Shape(
+        key=key,
+        columns=tuple(column for column in table.columns if column.name not in ignored),
+        group=group,
+        merged=table.engine.endswith("AggregatingMergeTree"),
+        logged=any(column.name == "log_offset" for column in table.columns),
+    )
+
+
+def row_hash(columns: Sequence[Column]) -> str:
+    """SQL of a row's hash."""
+    return f"cityHash64({', '.join(part for column in columns for part in column.hashed)})"
+
+
+def digests(database: Database, table: str, shape: Shape, where: str = "1") -> dict[str, Digest]:
+    """Count and digest of each group. Raises `ClickHouseError`."""
+    found = database.query(
+        f"SELECT toString({shape.group}) AS g, count(), sum({row_hash(_plain(shape))}) "  # noqa: S608 - ours
+        f"FROM {_source(table, shape, where)} GROUP BY g"
+    )
+    return {group: Digest(int(rows), int(total)) for group, rows, total in found}
+
+
+def differing(live: dict[str, Digest], right: dict[str, Digest]) -> list[str]:
+    """The groups that are not the same on both sides."""
+    return sorted(group for group in live.keys() | right.keys() if live.get(group) != right.get(group))
+
+
+def pairs(database: Database, live: str, right: str, shape: Shape, group: str) -> list[Pair]:
+    """The keys of a group whose rows differ; its whole content is looked at. Raises `ClickHouseError`."""
+    within = f"toString({shape.group}) = %(group)s"
+    columns = _plain(shape)
+    hashed = row_hash(columns)
+    place = (
+        "toInt64(log_partition) AS at_partition, toInt64(log_offset) AS at_offset"
+        if shape.logged
+        else ("toInt64(0) AS at_partition, toInt64(0) AS at_offset")
+    )
+    names = ", ".join(f"`{column.name}`" for column in columns)
+    side = f"SELECT {names}, {hashed} AS row_hash, {place}, 1 AS here FROM {{source}}"  # noqa: S608 - names are ours
+    on = " AND ".join(f"l.`{name}` = r.`{name}`" for name in shape.key)
+    key = ", ".join(f"if(l.here = 1, toString(l.`{name}`), toString(r.`{name}`))" for name in shape.key)
+    changed = ", ".join(
+        f"('{column.name}', ifNull(toString(l.`{column.name}`), 'NULL'), ifNull(toString(r.`{column.name}`), 'NULL'))"
+        for column in columns
+        if column.name not in shape.key
+    )
+    found = database.query(
+        f"SELECT [{key}], l.at_partition, l.at_offset, r.at_partition, r.at_offset, l.here, r.here, l.row_hash, "  # noqa: S608
+        f"if(l.here + r.here < 2, [], arrayFilter(c -> c.2 != c.3, [{changed}])) "
+        f"FROM ({side.format(source=_source(live, shape, within))}) AS l "
+        f"FULL OUTER JOIN ({side.format(source=_source(right, shape, within))}) AS r ON {on} "
+        "WHERE l.here != r.here OR l.row_hash != r.row_hash ORDER BY 1 SETTINGS join_use_nulls = 0",
+        {"group": group},
+    )
+    return [_pair(row) for row in found]
+
+
+def _pair(row: tuple[Any, ...]) -> Pair:
+    key, lp, lo, rp, ro, live_here, right_here, live_hash, changes = row
+    return Pair(
+        key=tuple(key),
+        live_at=(lp, lo) if live_here else (NOWHERE, NOWHERE),
+        right_at=(rp, ro) if right_here else (NOWHERE, NOWHERE),
+        live_here=bool(live_here),
+        right_here=bool(right_here),
+        live_hash=int(live_hash),
+        changes=tuple(Change(*change) for change in changes),
+    )
+
+
+def _source(table: str, shape: Shape, where: str) -> str:
+    if not shape.merged:
+        return f"(SELECT * FROM {table} FINAL WHERE {where})"  # noqa: S608 - names are ours
+    columns = ", ".join(_merging(column, shape.key) for column in shape.columns)
+    key = ", ".join(f"`{name}`" for name in shape.key)
+    return f"(SELECT {columns} FROM {table} GROUP BY {key} HAVING {where})"  # noqa: S608 - names are ours
+
+
+def _merging(column: Column, key: Sequence[str]) -> str:
+    if column.name in key:
+        return f"`{column.name}`"
+    if found := _SIMPLE.match(column.type):
+        return f"{found[1]}(`{column.name}`) AS `{column.name}`"
+    if found := _STATE.match(column.type):
+        return f"{found[1]}Merge(`{column.name}`) AS `{column.name}`"
+    return f"any(`{column.name}`) AS `{column.name}`"
+
+
+def _plain(shape: Shape) -> tuple[Column, ...]:
+    """The columns as `_source` gives them: of states, their values."""
+    if not shape.merged:
+        return shape.columns
+    return tuple(
+        Column(column.name, "Array" if column.type.startswith("Aggregate") else column.type) for column in shape.columns
+    )
