@@ -9,7 +9,17 @@ from typing import Any
 
 import typer
 
-from infra import cli_accounts, cli_bench, cli_chat, cli_processes, cli_provision, cli_stack
+from infra import (
+    cli_accounts,
+    cli_bench,
+    cli_chat,
+    cli_invoices,
+    cli_price,
+    cli_processes,
+    cli_provision,
+    cli_stack,
+    cli_usage,
+)
 from infra.errors import StackError
 from infra.settings import load_env_file
 
@@ -22,7 +32,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (cli_stack, cli_chat, cli_provision, cli_accounts, cli_processes, cli_bench):
+for module in (
+    cli_stack,
+    cli_chat,
+    cli_provision,
+    cli_accounts,
+    cli_usage,
+    cli_invoices,
+    cli_price,
+    cli_processes,
+    cli_bench,
+):
     module.add_to(app)
 
 

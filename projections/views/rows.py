@@ -267,7 +267,7 @@ def _invoice(event: PeriodClosed, partition: int, offset: int) -> tuple[Row, ...
             tier=line.tier,
             price_version=line.price_version,
             currency=line.currency,
-            records=columns.count("lines.records", line.records),
+            records=line.records,
             uncached_input_tokens=line.uncached_input_tokens,
             cache_read_input_tokens=line.cache_read_input_tokens,
             cache_write_input_tokens=line.cache_write_input_tokens,
