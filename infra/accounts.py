@@ -4,20 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from infra.data_folder import DemoAccount, key_id
+from infra.data_folder import DemoAccount
 from schemas.events import AccountOpened, Event, KeyIssued, KeyRevoked, LimitsChanged
-from schemas.ids import key_hash
+from schemas.ids import key_hash, key_id, key_prefix
 from schemas.values import Tier
 
 
-def open_account(account_id: str, name: str, tier: Tier, now_ms: int) -> AccountOpened:
+def open_account(
+    account_id: str, name: str, tier: Tier, now_ms: int, organisation_id: str | None = None
+) -> AccountOpened:
     """An account that exists from now on."""
-    return AccountOpened(account_id=account_id, name=name, tier=tier, opened_at_ms=now_ms)
+    return AccountOpened(
+        account_id=account_id, name=name, tier=tier, opened_at_ms=now_ms, organisation_id=organisation_id
+    )
 
 
-def issue_key(account_id: str, key: str, now_ms: int) -> KeyIssued:
-    """A key that opens the account from now on; the event holds its hash only."""
-    return KeyIssued(account_id=account_id, key_id=key_id(key), key_hash=key_hash(key), issued_at_ms=now_ms)
+def issue_key(
+    account_id: str,
+    key: str,
+    now_ms: int,
+    *,
+    name: str = "",
+    user_id: str | None = None,
+    expires_at_ms: int | None = None,
+) -> KeyIssued:
+    """A key that opens the account from now on; the event holds its hash and its first characters only."""
+    return KeyIssued(
+        account_id=account_id,
+        key_id=key_id(key),
+        key_hash=key_hash(key),
+        issued_at_ms=now_ms,
+        name=name,
+        prefix=key_prefix(key),
+        user_id=user_id,
+        expires_at_ms=expires_at_ms,
+    )
 
 
 def revoke_key(account_id: str, revoked: str, now_ms: int) -> KeyRevoked:
@@ -38,6 +59,8 @@ def demo_events(demo: DemoAccount) -> Sequence[Event]:
             key_id=demo.key_id,
             key_hash=key_hash(demo.key),
             issued_at_ms=demo.created_at_ms,
+            name="demo",
+            prefix=key_prefix(demo.key),
         ),
         LimitsChanged(
             account_id=demo.account_id,

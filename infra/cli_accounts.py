@@ -1,139 +1,235 @@
-"""`turnlog accounts` and `turnlog keys`."""
+"""`turnlog accounts`: accounts, in the log itself."""
 
 from __future__ import annotations
 
-import json
-import re
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any
 
 import typer
 
-from infra.cli_options import AsJson, Data, settings_from
+from infra import cli_keys
+from infra.accounts_log import AccountId, account_id_of, accounts_log, now_ms, show, show_all, time_of
+from infra.cli_options import AsJson, Data
 from infra.errors import StackError
-from infra.known_accounts import KnownAccounts, read_accounts
-from infra.settings import StackSettings
-from schemas.events import Event
+from infra.known_accounts import refuse_existing, the_account, the_open_account
+from schemas.account import Account, effective
+from schemas.tiers import REQUESTS_PER_MINUTE_MAX, TOKENS_MAX, Tiers, rules_of
 from schemas.values import Tier
 
-ACCOUNT_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-
 accounts = typer.Typer(no_args_is_help=True, help="Accounts.")
-keys = typer.Typer(no_args_is_help=True, help="API keys.")
 
 Name = Annotated[str, typer.Argument(help="Lower-case letters, digits, - and _; it becomes the account's id.")]
-TierName = Annotated[str, typer.Option(help="free or paid.")]
-AccountId = Annotated[str, typer.Argument(help="The account's id.")]
-KeyId = Annotated[str, typer.Argument(help="The key's id (key_…), as `keys create` printed it.")]
+TierName = Annotated[str, typer.Option(help="free, paid, or another of TURNLOG_TIERS.")]
+Organisation = Annotated[str | None, typer.Option(help="Whose limits it shares with its other accounts.")]
+Requests = Annotated[int | None, typer.Option(min=1, max=REQUESTS_PER_MINUTE_MAX)]
+Count = Annotated[int | None, typer.Option(min=1, max=TOKENS_MAX)]
+Money = Annotated[str | None, typer.Option(help="Of a calendar month (UTC), such as 100.50.")]
+Models = Annotated[str | None, typer.Option(help="The only ones that it may ask for, with commas between.")]
+
+LIMITS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "burst_tokens",
+    "output_tokens_max",
+    "running_max",
+    "models",
+    "spend_soft",
+    "spend_hard",
+)
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
+    """Register the commands, those for users and keys too."""
     app.add_typer(accounts, name="accounts")
-    app.add_typer(keys, name="keys")
+    cli_keys.add_to(app)
 
 
 @accounts.command("create")
-def create_account(name: Name, tier: TierName = "free", data: Data = None, as_json: AsJson = False) -> None:
+def create(
+    name: Name,
+    tier: TierName = "free",
+    organisation: Organisation = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
     """Open an account with one key, which is shown this once."""
     from infra.accounts import issue_key, open_account
-    from infra.data_folder import key_id, new_key
+    from schemas.ids import key_id, new_key
 
-    account_id, chosen = _account_id(name), _tier(tier)
-    broker = _broker(data)
-    broker.known().refuse_existing(account_id)
-    key, now_ms = new_key(), _now_ms()
-    broker.append([open_account(account_id, name, chosen, now_ms), issue_key(account_id, key, now_ms)])
-    _show({"account_id": account_id, "tier": chosen, "key_id": key_id(key), "api_key": key}, as_json=as_json)
-
-
-@keys.command("create")
-def create_key(account: AccountId, data: Data = None, as_json: AsJson = False) -> None:
-    """Issue another key of an account; it is shown this once."""
-    from infra.accounts import issue_key
-    from infra.data_folder import key_id, new_key
-
-    account_id, key = _account_id(account), new_key()
-    broker = _broker(data)
-    broker.known().refuse_unknown(account_id)
-    broker.append([issue_key(account_id, key, _now_ms())])
-    _show({"account_id": account_id, "key_id": key_id(key), "api_key": key}, as_json=as_json)
+    account_id, chosen = account_id_of(name), tier_of(tier)
+    organisation_id = None if organisation is None else account_id_of(organisation)
+    log = accounts_log(data)
+    refuse_existing(log.known(), account_id)
+    key, now = new_key(), now_ms()
+    log.append([open_account(account_id, name, chosen, now, organisation_id), issue_key(account_id, key, now)])
+    made = {"account_id": account_id, "tier": chosen, "key_id": key_id(key), "api_key": key}
+    show(made | ({} if organisation_id is None else {"organisation_id": organisation_id}), as_json=as_json)
 
 
-@keys.command("revoke")
-def revoke(account: AccountId, key: KeyId, data: Data = None, as_json: AsJson = False) -> None:
-    """A key opens nothing any more, within a second or two on every API process."""
-    from infra.accounts import revoke_key
-
-    account_id = _account_id(account)
-    broker = _broker(data)
-    broker.known().refuse_unknown_key(account_id, key)
-    broker.append([revoke_key(account_id, key, _now_ms())])
-    _show({"account_id": account_id, "key_id": key, "revoked": True}, as_json=as_json)
-
-
-@dataclass(frozen=True)
-class _Broker:
-    """Where the accounts are."""
-
-    bootstrap: str
-    namespace: str
-
-    def known(self) -> KnownAccounts:
-        """The accounts now."""
-        return read_accounts(self.bootstrap, self.namespace)
-
-    def append(self, events: Sequence[Event]) -> None:
-        """Add to them; durable when it returns."""
-        from infra.log_append import append
-
-        append(self.bootstrap, self.namespace, events)
+@accounts.command("list")
+def list_all(data: Data = None, as_json: AsJson = False) -> None:
+    """All accounts, closed ones too."""
+    rows = [
+        {
+            "account_id": account.id,
+            "name": account.name,
+            "tier": account.tier,
+            "organisation_id": account.organisation_id,
+            "opened_at": time_of(account.opened_at_ms),
+            "closed_at": time_of(account.closed_at_ms),
+        }
+        for account in accounts_log(data).known().accounts()
+    ]
+    show_all("accounts", rows, as_json=as_json)
 
 
-def _broker(data: Path | None) -> _Broker:
-    """The broker named by the environment, else the one of the stack that runs on the data folder."""
-    from infra.data_folder import DataFolder
-    from infra.stack import read_snapshot
-
-    settings = settings_from(StackSettings, {"data": data})
-    bootstrap = settings.kafka_bootstrap
-    if bootstrap is None:
-        folder = DataFolder(settings.data.absolute())
-        snapshot = read_snapshot(folder.snapshot)
-        parts = snapshot["parts"] if snapshot else []
-        bootstrap = next((part["address"] for part in parts if part["name"] == "kafka"), None)
-        if bootstrap is None:
-            raise StackError(
-                f"No stack runs on {folder.path}: start `turnlog up`, name another folder with --data, or set "
-                "TURNLOG_KAFKA_BOOTSTRAP."
-            )
-    return _Broker(bootstrap, settings.namespace)
+@accounts.command("show")
+def show_one(account: AccountId, data: Data = None, as_json: AsJson = False) -> None:
+    """An account, with the limits that hold for it."""
+    known = accounts_log(data).known()
+    _show_account(the_account(known, account_id_of(account)), as_json=as_json)
 
 
-def _account_id(name: str) -> str:
-    if not ACCOUNT_ID.fullmatch(name):
-        raise typer.BadParameter(f"{name!r} is no account name: lower-case letters, digits, - and _, at most 64.")
+@accounts.command("tier")
+def change_tier(
+    account: AccountId,
+    tier: Annotated[str, typer.Argument(help="free, paid, or another of TURNLOG_TIERS.")],
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change an account's tier; holds for all that it sends from now on."""
+    from schemas.events import TierChanged
+
+    account_id, chosen = account_id_of(account), tier_of(tier)
+    log = accounts_log(data)
+    if the_open_account(log.known(), account_id).tier != chosen:
+        log.append([TierChanged(account_id=account_id, tier=chosen, changed_at_ms=now_ms())])
+    show({"account_id": account_id, "tier": chosen}, as_json=as_json)
+
+
+@accounts.command("limits")
+def change_limits(
+    account: AccountId,
+    *,
+    requests_per_minute: Requests = None,
+    tokens_per_minute: Count = None,
+    burst_tokens: Count = None,
+    output_tokens_max: Count = None,
+    running_max: Count = None,
+    models: Models = None,
+    spend_soft: Money = None,
+    spend_hard: Money = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Forget its own limits first.")] = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give an account limits of its own, before its tier's; those not named stay as they are."""
+    from schemas.events import LimitsChanged
+
+    account_id = account_id_of(account)
+    given: dict[str, Any] = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "burst_tokens": burst_tokens,
+        "output_tokens_max": output_tokens_max,
+        "running_max": running_max,
+        "models": None if models is None else _models_of(models),
+        "spend_soft": None if spend_soft is None else _money_of("--spend-soft", spend_soft),
+        "spend_hard": None if spend_hard is None else _money_of("--spend-hard", spend_hard),
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given and not reset:
+        raise typer.BadParameter("name a limit, or --reset.")
+    log = accounts_log(data)
+    before = the_open_account(log.known(), account_id).limits
+    kept = {} if reset or before is None else {name: getattr(before, name) for name in LIMITS}
+    changed = LimitsChanged(account_id=account_id, changed_at_ms=now_ms(), **(kept | given))
+    if changed.spend_soft and changed.spend_hard and Decimal(changed.spend_soft) > Decimal(changed.spend_hard):
+        raise StackError(f"--spend-soft ({changed.spend_soft}) must not be above --spend-hard ({changed.spend_hard}).")
+    log.append([changed])
+    show({"account_id": account_id} | {name: getattr(changed, name) for name in LIMITS}, as_json=as_json)
+
+
+@accounts.command("rename")
+def rename(account: AccountId, name: str, data: Data = None, as_json: AsJson = False) -> None:
+    """Call an account by another name; its id stays."""
+    from schemas.events import AccountRenamed
+
+    account_id = account_id_of(account)
+    if not 1 <= len(name) <= 200:
+        raise typer.BadParameter("a name has 1 to 200 characters.")
+    log = accounts_log(data)
+    if the_open_account(log.known(), account_id).name != name:
+        log.append([AccountRenamed(account_id=account_id, name=name, renamed_at_ms=now_ms())])
+    show({"account_id": account_id, "name": name}, as_json=as_json)
+
+
+@accounts.command("close")
+def close(account: AccountId, data: Data = None, as_json: AsJson = False) -> None:
+    """Nothing opens the account any more, for good. What it used and owes stays; replies that run end as they do."""
+    from schemas.events import AccountClosed
+
+    account_id = account_id_of(account)
+    log = accounts_log(data)
+    closed_at_ms = the_account(log.known(), account_id).closed_at_ms
+    if closed_at_ms is None:
+        closed_at_ms = now_ms()
+        log.append([AccountClosed(account_id=account_id, closed_at_ms=closed_at_ms)])
+    show({"account_id": account_id, "closed_at": time_of(closed_at_ms)}, as_json=as_json)
+
+
+def tiers() -> Tiers:
+    """The tiers of this environment. Leaves with 2."""
+    import os
+
+    from schemas.tiers import DEFAULT_TIERS, parse_tiers
+
+    try:
+        return parse_tiers(text) if (text := os.environ.get("TURNLOG_TIERS")) else DEFAULT_TIERS
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def tier_of(name: str) -> Tier:
+    """One of the tiers. Leaves with 2."""
+    if name not in (known := tiers()):
+        raise typer.BadParameter(f"{name!r} is no tier: {', '.join(sorted(known))} (TURNLOG_TIERS has them).")
     return name
 
 
-def _tier(name: str) -> Tier:
-    if name == "free":
-        return "free"
-    if name == "paid":
-        return "paid"
-    raise typer.BadParameter(f"{name!r} is no tier: free or paid.")
+def _models_of(text: str) -> tuple[str, ...]:
+    models = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not models:
+        raise typer.BadParameter("--models names none.")
+    return models
 
 
-def _show(made: dict[str, object], *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(made))
-    else:
-        for name, value in made.items():
-            typer.echo(f"{name:<12}{value}")
+def _money_of(option: str, text: str) -> str:
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        amount = Decimal(-1)
+    if not amount.is_finite() or not 0 <= amount < Decimal(10) ** 15:
+        raise typer.BadParameter(f"{option} is {text!r}: not an amount of money, such as 100.50.")
+    return f"{amount:f}"
 
 
-def _now_ms() -> int:
-    return int(time.time() * 1000)
+def _show_account(account: Account, *, as_json: bool) -> None:
+    rules = effective(account, rules_of(tiers(), account.tier))
+    own = [] if account.limits is None else [name for name in LIMITS if getattr(account.limits, name) is not None]
+    limits = {name: getattr(rules, name) for name in LIMITS}
+    shown = {name: f"{value:f}" if isinstance(value, Decimal) else value for name, value in limits.items()}
+    show(
+        {
+            "account_id": account.id,
+            "name": account.name,
+            "tier": account.tier,
+            "organisation_id": account.organisation_id,
+            "unknown_users": account.unknown_users,
+            "opened_at": time_of(account.opened_at_ms),
+            "closed_at": time_of(account.closed_at_ms),
+            "own_limits": own,
+            **shown,
+        },
+        as_json=as_json,
+    )

@@ -23,12 +23,11 @@ from typing import Any
 
 from infra.cache import explain_os_error
 from infra.errors import DataFolderUnusable
-from schemas.ids import key_hash
+from schemas.ids import key_id, new_key
 
 SECRET_BYTES = 32
 FREE_BYTES_MIN = 256 * 1024 * 1024
 LOG_BYTES_MAX = 32 * 1024 * 1024
-KEY_BYTES = 24
 HOW_TO_MOVE = "--data (or TURNLOG_DATA)"
 
 
@@ -175,16 +174,6 @@ def already_running(path: Path, pid: int | None) -> str:
         f"Turnlog is already running on {path} (process {pid or 'unknown'}): use it, stop it with `turnlog down`, "
         "or choose another folder with --data."
     )
-
-
-def new_key() -> str:
-    """A new API key: 192 random bits."""
-    return f"tlk_{secrets.token_urlsafe(KEY_BYTES)}"
-
-
-def key_id(key: str) -> str:
-    """A short name for a key, which tells nothing about it."""
-    return f"key_{key_hash(key)[:12]}"
 
 
 def write_private(path: Path, text: str) -> None:

@@ -1,88 +1,35 @@
-"""What the topic `accounts` says now: an operator's command refuses what would change nothing, or the wrong thing.
-
-The rules of the fold are the API's: per record key the newest record counts, a tombstone takes it away.
-"""
+"""What the topic `accounts` says now: an operator's command refuses what would change nothing, or the wrong thing."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from infra.errors import StackError
-from schemas.events import AccountOpened, Event, KeyIssued, KeyRevoked, TierChanged
+from schemas.account import Account, Accounts
+from schemas.events import KeyIssued, KeyRevoked
 from schemas.topics import ACCOUNTS
-from schemas.values import Tier
 from streams.log.steps import Record
 
 READ_TIMEOUT_S = 20.0
 CLIENT = "turnlog-infra"
 
 
-@dataclass(frozen=True)
-class KnownAccounts:
-    """The newest event of each record key."""
-
-    facts: Mapping[str, Event]
-
-    def tier(self, account_id: str) -> Tier | None:
-        """The account's tier; None when there is no such account."""
-        opened, changed = self.facts.get(f"{account_id}/account"), self.facts.get(f"{account_id}/tier")
-        if not isinstance(opened, AccountOpened):
-            return None
-        return changed.tier if isinstance(changed, TierChanged) else opened.tier
-
-    def owner(self, key_id: str) -> str | None:
-        """The account that a key was issued for, revoked or not."""
-        keys = (fact for fact in self.facts.values() if isinstance(fact, KeyIssued | KeyRevoked))
-        return next((key.account_id for key in keys if key.key_id == key_id), None)
-
-    def refuse_existing(self, account_id: str) -> None:
-        """Raise StackError when the account exists."""
-        if (tier := self.tier(account_id)) is not None:
-            raise StackError(
-                f'The account "{account_id}" exists (tier {tier}); make another key with '
-                f'"turnlog keys create {account_id}".'
-            )
-
-    def refuse_unknown(self, account_id: str) -> None:
-        """Raise StackError when there is no such account."""
-        if self.tier(account_id) is None:
-            raise StackError(
-                f'There is no account "{account_id}"; make it with "turnlog accounts create {account_id}".'
-            )
-
-    def refuse_unknown_key(self, account_id: str, key_id: str) -> None:
-        """Raise StackError when the account has, and had, no such key."""
-        self.refuse_unknown(account_id)
-        if f"{account_id}/key/{key_id}" in self.facts:
-            return
-        if (owner := self.owner(key_id)) is not None:
-            raise StackError(f'The key "{key_id}" belongs to the account "{owner}", not to "{account_id}".')
-        raise StackError(
-            f'The account "{account_id}" has no key "{key_id}": give the key_id (key_…) that "turnlog keys create" '
-            "showed with the key."
-        )
-
-
-def fold(records: Iterable[Record]) -> KnownAccounts:
+def fold(records: Iterable[Record]) -> Accounts:
     """The accounts after these records, in their order per key. A record that cannot be read counts for nothing."""
     from schemas.codec import Undecodable
     from streams.log.encoding import decoded
 
-    facts: dict[str, Event] = {}
+    accounts = Accounts()
     for record in records:
         if record.key is None:
             continue
-        if record.value is None:
-            facts.pop(record.key, None)
-            continue
         with contextlib.suppress(Undecodable):
-            facts[record.key] = decoded(record).event
-    return KnownAccounts(facts)
+            accounts.apply(record.key, None if record.value is None else decoded(record).event)
+    return accounts
 
 
-def read_accounts(bootstrap: str, namespace: str) -> KnownAccounts:
+def read_accounts(bootstrap: str, namespace: str) -> Accounts:
     """All that the log holds of accounts now. Raises StackError."""
     from streams.log.catchup import read_all
     from streams.log.kafka import KafkaLog
@@ -99,3 +46,46 @@ def read_accounts(bootstrap: str, namespace: str) -> KnownAccounts:
     finally:
         log.close()
     return fold(record for records in found.values() for record in records)
+
+
+def refuse_existing(accounts: Accounts, account_id: str) -> None:
+    """Raise StackError when there is or was such an account."""
+    account = accounts.account(account_id)
+    if account is None:
+        return
+    if account.closed_at_ms is not None:
+        raise StackError(f'The account "{account_id}" is closed, and its id is not used again: take another one.')
+    raise StackError(
+        f'The account "{account_id}" exists (tier {account.tier}); make another key with '
+        f'"turnlog keys create {account_id}".'
+    )
+
+
+def the_account(accounts: Accounts, account_id: str) -> Account:
+    """The account, closed or not. Raises StackError when there is none."""
+    account = accounts.account(account_id)
+    if account is None:
+        raise StackError(f'There is no account "{account_id}"; make it with "turnlog accounts create {account_id}".')
+    return account
+
+
+def the_open_account(accounts: Accounts, account_id: str) -> Account:
+    """The account, which is not closed. Raises StackError."""
+    account = the_account(accounts, account_id)
+    if account.closed_at_ms is not None:
+        raise StackError(f'The account "{account_id}" is closed, for good.')
+    return account
+
+
+def the_key(accounts: Accounts, account_id: str, key_id: str) -> KeyIssued | KeyRevoked:
+    """The account's key, revoked or not. Raises StackError when it has, and had, no such key."""
+    the_account(accounts, account_id)
+    key = accounts.key(account_id, key_id)
+    if key is not None:
+        return key
+    if (owner := accounts.owner(key_id)) is not None:
+        raise StackError(f'The key "{key_id}" belongs to the account "{owner}", not to "{account_id}".')
+    raise StackError(
+        f'The account "{account_id}" has no key "{key_id}": give the key_id (key_…) that "turnlog keys create" '
+        f'showed with the key; "turnlog keys list {account_id}" lists them.'
+    )
