@@ -9,6 +9,7 @@ import structlog
 
 from schemas.codec import Envelope
 from schemas.events import Event
+from schemas.ids import without_secrets
 from streams.log.trace import trace_id
 
 _IDS = ("conversation_id", "message_id", "reply_id", "generation_id", "account_id", "pool")
@@ -24,12 +25,17 @@ def configure_logging(process: str, level: str = "INFO", *, json: bool = True) -
         structlog.processors.StackInfoRenderer(),
         structlog.processors.format_exc_info,
     ]
-    renderer: Any = structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=False)
+    rendered: Any = structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=False)
+
+    def without_keys(*line: Any) -> str:
+        """What looks like a key or a token is hidden, whatever library or error text it comes from."""
+        return without_secrets(rendered(*line))
+
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, without_keys],
         )
     )
     root = logging.getLogger()
