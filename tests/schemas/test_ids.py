@@ -6,7 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.ids import Identities, generation_id, instance_id, key_hash, text_digest
+from schemas.ids import (
+    Identities,
+    generation_id,
+    has_secret,
+    instance_id,
+    is_account_id,
+    is_user_id,
+    key_hash,
+    key_id,
+    key_prefix,
+    new_key,
+    text_digest,
+    without_secrets,
+)
 from tests.schemas.strategies import TEXT
 
 SECRETS = st.binary(min_size=16, max_size=40)
@@ -137,3 +150,46 @@ def test_a_conversation_that_a_client_names_is_the_same_each_time_and_the_accoun
     }
     assert IDENTITIES.parse("ann", first) is not None
     assert IDENTITIES.parse("bob", first) is None
+
+
+TOKEN = "eyJhbGciOiJFUzI1NiJ9.eyJpc3MiOiJ4In0.c2lnbmF0dXJl"
+
+
+def test_keys_and_tokens_in_a_text_are_hidden():
+    key = new_key()
+    for secret in (key, "tlo_" + "a" * 40, TOKEN, TOKEN.rpartition(".")[0] + "."):
+        for text in (secret, f"a {secret}", f'{{"path": "/v1/{secret}/x"}}', f"({secret})", f"key={secret}&x=1"):
+            assert has_secret(text)
+            assert secret not in without_secrets(text)
+            assert without_secrets(text).startswith(text.partition(secret)[0])
+    assert without_secrets(f"{key} and {key}") == f"{key[:8]}… and {key[:8]}…"
+
+
+@given(TEXT)
+def test_what_is_hidden_is_hidden_once_and_other_text_stays(text):
+    hidden = without_secrets(text)
+    assert not has_secret(hidden)
+    assert hidden == text or has_secret(text)
+
+
+def test_the_name_of_a_key_is_not_the_key():
+    key = new_key()
+    assert key.startswith(key_prefix(key))
+    assert len(key) - len(key_prefix(key)) >= 24
+    assert key_id(key) == key_id(key) != key_id(new_key())
+    assert not has_secret(key_prefix(key))
+
+
+@pytest.mark.parametrize("text", ["a", "0", "a-b_c", "a" * 64])
+def test_an_accounts_id_is_short_and_plain(text):
+    assert is_account_id(text)
+
+
+@pytest.mark.parametrize("text", ["", "A", "-a", "_a", "a b", "a/b", "a" * 65, "a\n", "é", "a{b}"])
+def test_what_is_no_accounts_id(text):
+    assert not is_account_id(text)
+
+
+def test_a_users_id_may_be_anything_that_is_printed():
+    assert all(is_user_id(text) for text in ("x", "x" * 255, "auth0|7", "https://x/7", "é", "a b"))
+    assert not any(is_user_id(text) for text in ("", "x" * 256, "a\nb", "\x00", "\ud800"))
