@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from infra.processes import PROJECTION_ROLES, STREAM_ROLES
+from infra.processes import ALONE_ROLES, PROJECTION_ROLES, STREAM_ROLES
 
 Check = Annotated[bool, typer.Option("--check", help="Validate the settings and exit.")]
 Role = Annotated[str | None, typer.Argument(help="Which one.")]
@@ -55,8 +55,8 @@ def worker(
 
 
 def projections(role: Role = None, check: Check = False) -> None:
-    """One of the projections: buffer or views."""
-    _become("projections", (_known(role, PROJECTION_ROLES),), check=check)
+    """One of the projections: buffer, views or meters."""
+    _become("projections", (_known(role, (*PROJECTION_ROLES, *ALONE_ROLES)),), check=check)
 
 
 def _known(role: str | None, roles: tuple[str, ...]) -> str:

@@ -14,6 +14,8 @@ from infra.worker_plan import PlannedWorker
 
 STREAM_ROLES = ("turns", "dispatch", "settlement", "demand")
 PROJECTION_ROLES = ("buffer", "views")
+ALONE_ROLES = ("meters",)
+"""Projections that `turnlog up` does not start: they need something of somebody else."""
 MODEL_START_TIMEOUT_S = 900.0
 """Loading a large model onto GPUs takes minutes; one that cannot be loaded ends by itself."""
 START_TIMEOUT_S = 90.0

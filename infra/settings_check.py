@@ -13,6 +13,7 @@ from inference_workers.registry import ENGINES
 from inference_workers.settings import WorkerSettings
 from infra.settings import StackSettings, sentences
 from infra.settings_table import SECTIONS
+from projections.meters.settings import MetersSettings
 
 SOMEWHERE = {
     "kafka_bootstrap": "127.0.0.1:1",
@@ -79,5 +80,6 @@ def kinds(settings: StackSettings) -> list[type[BaseSettings]]:
     """The settings classes of the processes that would run."""
     chosen = ENGINES[settings.engine].settings if settings.planned else None
     left_out: set[type[BaseSettings]] = {offer.settings for offer in ENGINES.values() if offer.settings is not chosen}
+    left_out.add(MetersSettings)  # not a part of the stack: it needs a provider
     left_out |= {StackSettings} if settings.planned else {StackSettings, WorkerSettings}
     return [kind for _, _, kind in SECTIONS if kind not in left_out]

@@ -18,6 +18,7 @@ from inference_workers.registry import ENGINES
 from inference_workers.settings import WorkerSettings
 from infra.settings import ProvisionSettings, StackSettings
 from projections.buffer.settings import BufferSettings
+from projections.meters.settings import MetersSettings
 from projections.views.settings import ViewsSettings
 from schemas.described import descriptions, members, summary
 from schemas.models import Model, Price
@@ -56,6 +57,7 @@ SECTIONS: tuple[tuple[str, str, type[BaseSettings]], ...] = (
     ),
     ("buffer", "`turnlog projections buffer`", BufferSettings),
     ("views", "`turnlog projections views`", ViewsSettings),
+    ("meters", "`turnlog projections meters`", MetersSettings),
 )
 
 

@@ -133,7 +133,7 @@ def encode(envelope: Envelope[Event]) -> tuple[bytes, list[tuple[str, bytes]]]:
         if cls.KEY == "account_id":
             headers.append(("ce_subject", str(getattr(event, "account_id", "")).encode()))
         if envelope.time_ms is not None:
-            headers.append(("ce_time", _rfc3339(envelope.time_ms).encode()))
+            headers.append(("ce_time", rfc3339(envelope.time_ms).encode()))
         if envelope.causation_id is not None:
             headers.append(("ce_causationid", envelope.causation_id.encode()))
         if envelope.traceparent is not None:
@@ -245,7 +245,8 @@ def _nests(member: msgspec.Raw) -> bool:
     return bytes(member)[:1] in {b"{", b"["}
 
 
-def _rfc3339(time_ms: int) -> str:
+def rfc3339(time_ms: int) -> str:
+    """A time, UTC, with milliseconds."""
     moment = _EPOCH + timedelta(milliseconds=time_ms)
     return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
