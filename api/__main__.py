@@ -25,16 +25,19 @@ from api.health import Health
 from api.issuer_keys import Fetch, HttpFetch, IssuerKeys
 from api.issuers import Issuer, Tokens
 from api.last_used import LastUsed
+from api.limits_door import Door
+from api.limits_spend import Spending
 from api.load import YOUNG_MS, Load
 from api.metrics import Metrics
 from api.operator import OperatorKey
+from api.prompt_tokens import PromptTokens
 from api.redis_live import RedisLive
 from api.redis_store import RedisStore
 from api.sending import Appender, Sender
 from api.server import HttpServer, listening
 from api.settings import ApiSettings
 from api.sse import OpenStreams
-from api.stores import HotStore, StoreDown
+from api.stores import HotStore, StoreDown, Views
 from schemas.account import Accounts
 from schemas.ids import Identities
 from schemas.topics import ACCOUNTS, LOAD, MESSAGES
@@ -76,6 +79,7 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
     used = LastUsed(hot, now_ms)
     fetch = HttpFetch()
     tokens = _tokens(settings.jwt_issuers, fetch, metrics)
+    spending = Spending(views, metrics, now_ms, asyncio.get_running_loop().time)
     service = Service(
         ids=ids,
         models=settings.served,
@@ -88,6 +92,7 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
             hot=hot,
             views=views,
             load=load,
+            door=_door(settings, hot, views, spending, metrics),
             metrics=metrics,
             now_ms=now_ms,
         ),
@@ -106,6 +111,7 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
         ),
         hot=hot,
         views=views,
+        spending=spending,
         health=health,
         metrics=metrics,
         ticket_ms=settings.ticket_s * 1000,
@@ -160,6 +166,20 @@ def _tokens(issuers: Sequence[Issuer], fetch: Fetch, metrics: Metrics) -> Tokens
         metrics.issuer_fetches.labels(issuer, outcome).inc()
 
     return Tokens([(one, IssuerKeys(one.issuer, one.jwks_url, fetch, time.monotonic, told)) for one in issuers])
+
+
+def _door(settings: ApiSettings, hot: HotStore, views: Views, spending: Spending, metrics: Metrics) -> Door:
+    prompt_tokens = PromptTokens(settings.tokenizers)
+    prompt_tokens.start()
+    return Door(
+        hot=hot,
+        views=views,
+        prompt_tokens=prompt_tokens,
+        spending=spending,
+        policy=settings.limit_policy,
+        metrics=metrics,
+        now_ms=now_ms,
+    )
 
 
 async def begin_claims(log: Log, hot: HotStore) -> None:

@@ -2,10 +2,9 @@
 
 import msgspec
 
-from api.stores import Rate
 from schemas.account import Accounts, effective
 from schemas.events import KeyIssued
-from schemas.tiers import TierRules, Tiers, rules_of
+from schemas.tiers import Holder, TierRules, Tiers, rules_of
 from schemas.values import Tier
 
 
@@ -25,9 +24,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """When its token expires; None: it came with a key."""
 
     @property
-    def rate(self) -> Rate:
-        """The limit of requests."""
-        return Rate(self.rules.requests_per_minute)
+    def holder(self) -> Holder:
+        """Whose buckets it takes from."""
+        return Holder(self.account_id, self.organisation_id)
 
 
 def caller_of(accounts: Accounts, tiers: Tiers, issued: KeyIssued, now_ms: int) -> Caller | None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import structlog
@@ -22,6 +22,8 @@ from api.health import Health
 from api.issuer_keys import REFETCH_S, KeysAway
 from api.issuers import Refused, Tokens
 from api.last_used import LastUsed
+from api.limits import Told
+from api.limits_spend import Spending
 from api.metrics import Metrics
 from api.operator import OperatorKey
 from api.problems import (
@@ -63,6 +65,7 @@ class Service:
     feeds: FeedAnswers
     hot: HotStore
     views: Views
+    spending: Spending
     health: Health
     metrics: Metrics
     ticket_ms: int
@@ -85,6 +88,8 @@ class Trail:
 
     request_id: str
     traceparent: str
+    limits: Told = field(default_factory=Told)
+    """How the caller's limits stand; filled in by who decides a send."""
 
     @classmethod
     def of(cls, request_id: str | None, traceparent: str | None, made_id: str) -> "Trail":

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from api.limits_headers import NAMES
+
 EXPOSED = (
     "X-Request-Id",
     "Request-Id",
@@ -17,6 +19,7 @@ EXPOSED = (
     "X-Reply-Id",
     "Location",
     "Retry-After",
+    *NAMES,
     "ETag",
     "Stream-Next-Offset",
     "Stream-Up-To-Date",

@@ -8,6 +8,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.context import Trail
+from api.limits_headers import headers_of
 from api.metrics import Metrics
 from api.pacing import Pacing
 from api.sse import PENDING, EventStream
@@ -49,7 +50,7 @@ class Edge:
         named = _headers(scope)
         trail = Trail.of(named.get(b"x-request-id"), named.get(b"traceparent"), self._make_id())
         scope["turnlog.trail"] = trail
-        answer = _Answer(send, trail.request_id, began_s)
+        answer = _Answer(send, trail, scope["path"], began_s)
         with structlog.contextvars.bound_contextvars(request_id=trail.request_id, trace_id=trace_id(trail.traceparent)):
             told = _Told("any", "none", "")
             try:
@@ -95,13 +96,17 @@ class _Told(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Answer:
-    """The server's `send`, with the request's id among the headers; notes the status and when the answer began."""
+    """The server's `send`, with the request's id and the caller's limits among the headers; notes the status and when
+    the answer began.
+    """
 
-    __slots__ = ("_request_id", "_send", "began_s", "status")
+    __slots__ = ("_limits", "_path", "_request_id", "_send", "began_s", "status")
 
-    def __init__(self, send: Send, request_id: str, began_s: float) -> None:
+    def __init__(self, send: Send, trail: Trail, path: str, began_s: float) -> None:
         self._send = send
-        self._request_id = request_id
+        self._request_id = trail.request_id
+        self._limits = trail.limits
+        self._path = path
         self.status = 0
         self.began_s = began_s
 
@@ -110,7 +115,8 @@ class _Answer:
             self.status = message["status"]
             self.began_s = time.perf_counter()
             request_id = (b"x-request-id", self._request_id.encode("latin-1"))
-            message["headers"] = [*message.get("headers", ()), request_id]
+            limits = headers_of(self._path, self._limits, time.time())
+            message["headers"] = [*message.get("headers", ()), request_id, *limits]
         return self._send(message)
 
 

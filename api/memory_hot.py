@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from api import rate as rates
-from api.stores import BucketState, Claim, Entry, HotConversation, Live, Page, PageLimit, Rate, StoreDown
+from api.limits import Demand, Looked, Reserved, looked, outcome
+from api.limits_twin import LimitsTwin, Settled
+from api.stores import Claim, Entry, HotConversation, Live, Page, PageLimit, StoreDown
 from api.tails import END_MARK, Tail, split
 from schemas.events import Event
+from schemas.tiers import Bucket, Holder
 
 TAIL_BYTES_MAX = 65_536
 
@@ -15,7 +17,9 @@ class MemoryHot:
 
     def __init__(self, now_us: Callable[[], int]) -> None:
         self._now_us = now_us
-        self._buckets: dict[str, int] = {}
+        self._limits = LimitsTwin()
+        self.whole = True
+        """The buckets count; after a loss not before their projection has made them again."""
         self._claims: dict[tuple[str, str], str] = {}
         self._claims_since_ms: int | None = None
         self._deleted: set[str] = set()
@@ -44,23 +48,31 @@ class MemoryHot:
     def connected(self) -> bool:
         return not self.down
 
-    async def enter(self, account_id: str, conversation_id: str, rate: Rate, claim: Claim | None) -> Entry:
+    async def enter(self, demand: Demand, claim: Claim | None) -> Entry:
         self._answer()
         claimed = None
         if claim is not None:
-            key = (account_id, claim.client_message_id)
+            key = (demand.holder.account_id, claim.client_message_id)
             claimed = self._claims.get(key)
             self._claims.setdefault(key, claim.digest)
         return Entry(
-            bucket=self._take(account_id, rate, 1),
+            reserved=await self.reserve(demand),
             claimed=claimed,
             claims_since_ms=self._claims_since_ms,
-            deleted=conversation_id in self._deleted,
+            deleted=demand.conversation_id in self._deleted,
         )
 
-    async def take(self, account_id: str, rate: Rate, cost: int) -> BucketState:
+    async def reserve(self, demand: Demand) -> Reserved:
         self._answer()
-        return self._take(account_id, rate, cost)
+        return Reserved(self.whole, outcome(self._limits.reserve(demand, self._now_us()), demand))
+
+    async def release(self, holder: Holder, reply_id: str) -> None:
+        self._answer()
+        self._limits.release(holder, reply_id)
+
+    async def look(self, holder: Holder, buckets: Sequence[Bucket], running_max: int) -> Looked | None:
+        self._answer()
+        return looked(self._limits.look(holder, buckets, self._now_us()), buckets, running_max) if self.whole else None
 
     async def unclaim(self, account_id: str, claim: Claim) -> None:
         self._answer()
@@ -80,8 +92,11 @@ class MemoryHot:
         events: Sequence[tuple[int, Event]],
         now_ms: int,
         claim: Claim | None = None,
+        confirmed: Demand | None = None,
     ) -> None:
         self._answer()
+        if confirmed is not None:
+            self._limits.confirm(confirmed, self._now_us())
         self._hot.setdefault(conversation_id, []).extend(events)
         self._hot_conversations.setdefault(account_id, {})[conversation_id] = now_ms
         if claim is not None:
@@ -150,6 +165,10 @@ class MemoryHot:
             follower.tail.add(first, first + len(pieces) - 1, frames)
             follower.wake()
 
+    def settle(self, holder: Holder, end: Settled) -> None:
+        """As the limits' projection."""
+        self._limits.settle(holder, end, self._now_us())
+
     def expire(self, reply_id: str) -> None:
         """The buffer's retention is over."""
         self._frames.pop(reply_id, None)
@@ -158,8 +177,10 @@ class MemoryHot:
     def lose(self) -> None:
         """Everything is gone, as after FLUSHALL."""
         self._keys_used.clear()
-        for held in (self._buckets, self._claims, self._hot, self._hot_conversations, self._frames, self._heads):
+        for held in (self._claims, self._hot, self._hot_conversations, self._frames, self._heads):
             held.clear()
+        self._limits.clear()
+        self.whole = False
         self._deleted.clear()
         self._claims_since_ms = None
 
@@ -177,11 +198,6 @@ class MemoryHot:
     def followed(self) -> tuple[str, ...]:
         """Replies with followers."""
         return tuple(reply_id for reply_id, followers in self._followers.items() if followers)
-
-    def _take(self, account_id: str, rate: Rate, cost: int) -> BucketState:
-        after, state = rates.take(self._buckets.get(account_id, 0), rate, cost, self._now_us())
-        self._buckets[account_id] = after
-        return state
 
     def _answer(self) -> None:
         if self.down:

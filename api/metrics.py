@@ -50,6 +50,20 @@ class Metrics:
             ("issuer", "outcome"),
             registry=self.registry,
         )
+        self.sends_without_limits = Counter(
+            "turnlog_api_sends_without_limits",
+            "Sends decided by this process alone, because Redis was away or had lost the buckets.",
+            ("mode",),
+            registry=self.registry,
+        )
+        self.spend_warned = Counter(
+            "turnlog_api_spend_warned", "Sends of accounts that have spent their soft cap.", registry=self.registry
+        )
+        self.spend_unknown = Counter(
+            "turnlog_api_spend_unknown",
+            "Questions for what an account has spent that were not answered.",
+            registry=self.registry,
+        )
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""

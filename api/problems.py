@@ -180,6 +180,34 @@ def rate_limited(retry_after_s: float) -> Problem:
     return Problem(429, "rate_limited", "Too many requests", detail, retry_after_s=retry_after_s)
 
 
+def tokens_limited(bucket: str, retry_after_s: float) -> Problem:
+    """429: a bucket of tokens does not hold enough now."""
+    detail = f"The tokens of the limit {bucket!r} are used up for now; try again in {retry_after_s:g} s."
+    return Problem(429, "tokens_limited", "Too many tokens", detail, retry_after_s=retry_after_s)
+
+
+def too_many_running(most: int, retry_after_s: float) -> Problem:
+    """429: as many replies of the account run as may. When one ends is not known: look again then."""
+    detail = f"{most} replies of this account run, which is as many as may; try again when one of them has ended."
+    return Problem(429, "too_many_running", "Too many replies at once", detail, retry_after_s=retry_after_s)
+
+
+def larger_than_limit(bucket: str, tokens: int, capacity: int, output_tokens: int) -> Problem:
+    """413: more than a bucket holds when it is full; waiting changes nothing."""
+    detail = (
+        f"This may take {tokens} tokens, of which {output_tokens} are its longest output; the limit {bucket!r} holds"
+        f" {capacity} at most. Send less, or ask for fewer output tokens."
+    )
+    return Problem(413, "larger_than_limit", "Larger than the limit", detail, headers=DO_NOT_RETRY)
+
+
+def spend_limited(spent: str, cap: str, retry_after_s: float) -> Problem:
+    """402: the account has spent what it may in this month."""
+    detail = f"{spent} of {cap} are spent in this calendar month (UTC). It goes on with the next one, or a higher cap."
+    title = "Spend limit reached"
+    return Problem(402, "spend_limited", title, detail, retry_after_s=retry_after_s, headers=DO_NOT_RETRY)
+
+
 def no_capacity(failure: Failure) -> Problem:
     """503: there is more to do than workers can, or no worker at all; nothing was accepted."""
     return Problem(503, failure.code, "Service unavailable", failure.detail, retry_after_s=failure.retry_after_s or 1)

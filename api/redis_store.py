@@ -1,8 +1,10 @@
 """The hot store on Redis. The only module of the API that imports redis.
 
-Commands are pipelined without MULTI and each names keys of one account, conversation or reply only. Keys:
+Commands are pipelined without MULTI and each names keys of one account, conversation or reply only. What each send asks
+goes over one connection (`api.redis_calls`). Keys:
 
-    <ns>:rate:<account>                     rate bucket (string, see api.redis_scripts)
+    <ns>:limits:{<tag>}…                    buckets and reservations, see schemas/tiers/limits.lua
+    <ns>:{limits}:whole                     name of the store, while its buckets are whole
     <ns>:claim:<account>:<client id>        "<digest>" while a send is on its way, "<digest>+" once it is in the log
     <ns>:claims-since                       since when claims are complete, ms; 0: since the first message
     <ns>:deleted:<conversation>             the conversation is gone
@@ -21,13 +23,18 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from api.limits import Demand, Looked, Reserved, bucket_words, confirm_words, looked, outcome, reserve_words
 from api.metrics import Metrics
+from api.redis_calls import RedisCalls
 from api.redis_pages import Question, RedisPages
-from api.redis_scripts import TAKE, UNCLAIM
-from api.stores import BucketState, Claim, Entry, HotConversation, Live, Page, PageLimit, Rate, StoreDown
+from api.redis_scripts import UNCLAIM
+from api.redis_wire import ReplyError, packed
+from api.stores import Claim, Entry, HotConversation, Live, Page, PageLimit, StoreDown
 from api.tails import END_MARK
 from schemas.codec import Envelope, hot_decode, hot_encode
 from schemas.events import Event
+from schemas.tiers import Bucket, Holder
+from schemas.tiers.library import CONFIRM, LOOK, RELEASE, RESERVE, SOURCE, marker_keys
 
 CONNECTIONS_MAX = 16
 LINE_S = 10.0
@@ -61,29 +68,38 @@ class RedisStore:
         self._redis: redis.Redis = redis.Redis(connection_pool=pool)
         self._pool = pool
         self._pages = RedisPages(url)
+        self._calls = RedisCalls(url)
+        self._whole = packed(b"GET", marker_keys(namespace)[1])
 
-    async def enter(self, account_id: str, conversation_id: str, rate: Rate, claim: Claim | None) -> Entry:
-        pipe = self._redis.pipeline(transaction=False)
-        self._take(pipe, account_id, rate, 1)
-        pipe.exists(self._key("deleted", conversation_id))
+    async def enter(self, demand: Demand, claim: Claim | None) -> Entry:
+        commands = [self._reservation(demand), packed(b"EXISTS", self._key("deleted", demand.conversation_id).encode())]
+        count = 4
         if claim is not None:
-            pipe.get(self._key("claims-since"))
-            pipe.set(self._claim(account_id, claim), claim.digest, nx=True, get=True, ex=CLAIM_S)
-        answers = await self._execute(pipe)
+            key = self._claim(demand.holder.account_id, claim).encode()
+            commands.append(packed(b"GET", self._key("claims-since").encode()))
+            commands.append(packed(b"SET", key, claim.digest.encode(), b"NX", b"GET", b"EX", b"%d" % CLAIM_S))
+            count = 6
+        answers = await self._ask(b"".join(commands), count)
         claimed = since = None
         if claim is not None:
-            since, claimed = answers[2], answers[3]
+            since, claimed = answers[4], answers[5]
         return Entry(
-            bucket=_bucket(answers[0]),
-            deleted=bool(answers[1]),
+            reserved=await self._reserved(demand, answers),
+            deleted=bool(answers[3]),
             claimed=claimed.decode() if claimed is not None else None,
             claims_since_ms=int(since) if since is not None else None,
         )
 
-    async def take(self, account_id: str, rate: Rate, cost: int) -> BucketState:
-        pipe = self._redis.pipeline(transaction=False)
-        self._take(pipe, account_id, rate, cost)
-        return _bucket((await self._execute(pipe))[0])
+    async def reserve(self, demand: Demand) -> Reserved:
+        return await self._reserved(demand, await self._ask(self._reservation(demand), 3))
+
+    async def release(self, holder: Holder, reply_id: str) -> None:
+        await self._function(RELEASE, holder, [reply_id.encode()])
+
+    async def look(self, holder: Holder, buckets: Sequence[Bucket], running_max: int) -> Looked | None:
+        answer = await self._function(LOOK, holder, bucket_words(buckets))
+        (name,) = await self._ask(self._whole, 1)
+        return looked(answer, buckets, running_max) if name is not None else None
 
     async def unclaim(self, account_id: str, claim: Claim) -> None:
         pipe = self._redis.pipeline(transaction=False)
@@ -101,19 +117,29 @@ class RedisStore:
         events: Sequence[tuple[int, Event]],
         now_ms: int,
         claim: Claim | None = None,
+        confirmed: Demand | None = None,
     ) -> None:
-        hot = self._key("hot", conversation_id)
-        listed = self._key("hot-conversations", account_id)
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.rpush(hot, *(_written(offset, event) for offset, event in events))
-        pipe.ltrim(hot, -HOT_EVENTS_MAX, -1)
-        pipe.expire(hot, HOT_S)
-        pipe.zadd(listed, {conversation_id: now_ms})
-        pipe.zremrangebyrank(listed, 0, -HOT_CONVERSATIONS_MAX - 1)
-        pipe.expire(listed, HOT_S)
+        hot = self._key("hot", conversation_id).encode()
+        listed = self._key("hot-conversations", account_id).encode()
+        commands = [
+            packed(b"RPUSH", hot, *(_written(offset, event) for offset, event in events)),
+            packed(b"LTRIM", hot, b"%d" % -HOT_EVENTS_MAX, b"-1"),
+            packed(b"EXPIRE", hot, b"%d" % HOT_S),
+            packed(b"ZADD", listed, b"%d" % now_ms, conversation_id.encode()),
+            packed(b"ZREMRANGEBYRANK", listed, b"0", b"%d" % (-HOT_CONVERSATIONS_MAX - 1)),
+            packed(b"EXPIRE", listed, b"%d" % HOT_S),
+        ]
         if claim is not None:
-            pipe.set(self._claim(account_id, claim), claim.digest + APPENDED, ex=CLAIM_S)
-        await self._execute(pipe)
+            words = (
+                self._claim(account_id, claim).encode(),
+                (claim.digest + APPENDED).encode(),
+                b"EX",
+                b"%d" % CLAIM_S,
+            )
+            commands.append(packed(b"SET", *words))
+        if confirmed is not None:
+            commands.append(self._fcall(CONFIRM, confirmed.holder, confirm_words(confirmed)))
+        await self._ask(b"".join(commands), len(commands))
 
     async def recent(self, conversation_id: str) -> HotConversation:
         return (await self._recent([conversation_id]))[conversation_id]
@@ -196,12 +222,52 @@ class RedisStore:
             await self._redis.ping()
 
     async def close(self) -> None:
+        await self._calls.close()
         await self._pages.close()
         await self._redis.aclose()
         await self._pool.aclose()
 
-    def _take(self, pipe: Any, account_id: str, rate: Rate, cost: int) -> None:
-        pipe.eval(TAKE, 1, self._key("rate", account_id), rate.interval_us, rate.per_minute, cost)
+    def _reservation(self, demand: Demand) -> bytes:
+        """Between two looks at whether the buckets are whole: if it was one store, its answer counts."""
+        return self._whole + self._fcall(RESERVE, demand.holder, reserve_words(demand)) + self._whole
+
+    async def _reserved(self, demand: Demand, answers: Sequence[Any]) -> Reserved:
+        before, answer, after = answers[:3]
+        if _is_missing(answer):
+            await self._load()
+            before, answer, after = await self._ask(self._reservation(demand), 3)
+        whole = before is not None and before == after
+        return Reserved(whole, outcome(self._good(answer), demand))
+
+    async def _function(self, name: bytes, holder: Holder, words: Sequence[bytes]) -> Any:
+        (answer,) = await self._ask(self._fcall(name, holder, words), 1)
+        if _is_missing(answer):
+            await self._load()
+            (answer,) = await self._ask(self._fcall(name, holder, words), 1)
+        return self._good(answer)
+
+    async def _load(self) -> None:
+        (answer,) = await self._calls.ask(packed(b"FUNCTION", b"LOAD", SOURCE.encode()), 1)
+        if isinstance(answer, ReplyError) and "already exists" not in str(answer):
+            self._good(answer)
+
+    def _fcall(self, name: bytes, holder: Holder, words: Sequence[bytes]) -> bytes:
+        return packed(b"FCALL", name, b"2", *holder.keys(self._ns), *words)
+
+    async def _ask(self, commands: bytes, count: int) -> list[Any]:
+        try:
+            answers = await self._calls.ask(commands, count)
+        except StoreDown:
+            self._metrics.store_failures.labels("redis").inc()
+            raise
+        return [answer if _is_missing(answer) else self._good(answer) for answer in answers]
+
+    def _good(self, answer: Any) -> Any:
+        """The answer. Raises `StoreDown` when it is an error."""
+        if isinstance(answer, ReplyError):
+            self._metrics.store_failures.labels("redis").inc()
+            raise StoreDown("redis", str(answer))
+        return answer
 
     async def _execute(self, pipe: Any) -> list[Any]:
         async with self._answered():
@@ -238,5 +304,6 @@ def _read(entries: Sequence[bytes]) -> tuple[tuple[int, Event], ...]:
     return tuple(sorted(events.items()))
 
 
-def _bucket(answer: Sequence[int]) -> BucketState:
-    return BucketState(bool(answer[0]), int(answer[1]), int(answer[2]))
+def _is_missing(answer: Any) -> bool:
+    """The server has no such function: it was restarted empty."""
+    return isinstance(answer, ReplyError) and "unction not found" in str(answer)

@@ -1,7 +1,7 @@
 """From a request to the log: sends, regenerations, cancels. Answers come after Kafka's acknowledgement only.
 
-While Redis is away, sends go on: the rate is not limited, the claim is checked in the view (`api.claims`), and the
-next read may not show the message before the view has it.
+While Redis is away, sends go on: what is granted is as `api.limits_door` says, the claim is checked in the view
+(`api.claims`), and the next read may not show the message before the view has it.
 
 What dispatch would refuse for its load is turned away here (`api.load`), before anything of it is written; a send that
 was there before is not.
@@ -25,9 +25,11 @@ from api.bodies import (
     digest,
     unknown_model,
 )
+from api.limits import Demand, Told
+from api.limits_door import Door, output_limit
 from api.load import Load
 from api.metrics import Metrics
-from api.problems import bad_request, conflict, no_capacity, not_found, rate_limited, unavailable
+from api.problems import Problem, bad_request, conflict, no_capacity, not_found, unavailable
 from api.stores import Claim, Entry, FirstUse, HotStore, StoreDown, Views
 from schemas.codec import to_json
 from schemas.events import CancellationRequested, Event, MessageSubmitted, RegenerationRequested
@@ -48,6 +50,15 @@ class Sent(msgspec.Struct, frozen=True):
 
     event: Request
     repeated: bool
+
+
+class LetIn(msgspec.Struct, frozen=True):
+    """It may go into the log. `reserved`: what is reserved for it in Redis."""
+
+    reserved: Demand | None
+
+
+_LIMITED = frozenset({402, 413, 429})
 
 
 class Appender:
@@ -84,6 +95,7 @@ class Sender:
         hot: HotStore,
         views: Views,
         load: Load,
+        door: Door,
         metrics: Metrics,
         now_ms: Callable[[], int],
         pause_s: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -94,13 +106,14 @@ class Sender:
         self._hot = hot
         self._views = views
         self._load = load
+        self._door = door
         self._metrics = metrics
         self._now_ms = now_ms
         self._pause_s = pause_s
 
     def submission(self, caller: Caller, body: SendBody, brought: Brought = NOTHING_BROUGHT) -> MessageSubmitted:
         """The event of a send. Raises `Problem` for a bad model, conversation or parent."""
-        self._check_model(body)
+        model = self._check_model(caller, body)
         account_id, client_id = caller.account_id, body.client_message_id
         if body.conversation_id is None:
             conversation_id = self._ids.conversation(account_id, client_id)
@@ -119,8 +132,8 @@ class Sender:
             new_conversation=body.conversation_id is None or brought.begins,
             client_message_id=client_id,
             parent_id=body.parent_id,
-            model=body.model,
-            max_output_tokens=body.max_output_tokens,
+            model=self._named(model, body.model),
+            max_output_tokens=_output(caller, model, body.max_output_tokens),
             temperature=body.temperature,
             top_p=body.top_p,
             seed=body.seed,
@@ -132,7 +145,7 @@ class Sender:
 
     def regeneration(self, caller: Caller, regenerated: Parsed, body: RegenerateBody) -> RegenerationRequested:
         """The event of a regeneration. Raises `Problem` for a bad model."""
-        self._check_model(body)
+        model = self._check_model(caller, body)
         account_id, client_id = caller.account_id, body.client_message_id
         return RegenerationRequested(
             conversation_id=regenerated.conversation_id,
@@ -143,41 +156,73 @@ class Sender:
             body_digest=digest(body, regenerated_id=regenerated.id),
             submitted_at_ms=self._now_ms(),
             client_message_id=client_id,
-            model=body.model,
-            max_output_tokens=body.max_output_tokens,
+            model=self._named(model, body.model),
+            max_output_tokens=_output(caller, model, body.max_output_tokens),
             temperature=body.temperature,
             top_p=body.top_p,
             seed=body.seed,
             stop=tuple(body.stop),
         )
 
-    async def submit(self, caller: Caller, event: Request, traceparent: str) -> Sent:
-        """Bring it into the log, once. Raises `Problem` 404, 409, 429 or 503."""
+    async def submit(self, caller: Caller, event: Request, traceparent: str, told: Told) -> Sent:
+        """Bring it into the log, once. Raises `Problem` 402, 404, 409, 413, 429 or 503.
+
+        `told` is told how the caller's limits stand, also where it is refused.
+        """
         client_id = event.client_message_id
         claim = Claim(client_id, event.body_digest) if client_id is not None else None
+        model = self._model(event)
         if claim is None:  # it cannot have been there before
-            await self._check_load(caller, event, None)
-        entry = await self._enter(caller, event, claim)
+            self._check_load(caller, model)
+        demand = await self._door.demand(caller, event, model)
+        entry = await self._enter(demand, claim)
         decision: claims.Fresh | claims.Repeated | claims.Conflicting = claims.Fresh(ask_views=False)
         if claim is not None:
             decision = claims.decide(entry, claim.digest, event.submitted_at_ms) if entry else claims.UNCLAIMED
-        if entry is not None:
-            await self._refuse(caller, entry, claim if isinstance(decision, claims.Fresh) else None)
-        if isinstance(decision, claims.Conflicting):
-            raise conflict()
-        if isinstance(decision, claims.Repeated) and decision.appended:
+        try:
+            let_in = await self._decided(caller, model, demand, entry, claim, decision, told)
+        except Problem as problem:
+            if problem.status in _LIMITED:
+                self._metrics.refused_sends.labels(problem.code).inc()
+            await self._door.give_back(demand, entry)
+            if claim is not None and isinstance(decision, claims.Fresh):
+                await self._unclaim(caller, claim)
+            raise
+        if let_in is None:
+            await self._door.give_back(demand, entry)
             self._metrics.repeated_sends.inc()
             return Sent(event, repeated=True)
-        if isinstance(decision, claims.Fresh) and claim is not None:
-            if await self._used_before(caller, claim, decision):
-                self._metrics.repeated_sends.inc()
-                return Sent(event, repeated=True)
-            await self._check_load(caller, event, claim)
         (place,) = await self._appender.append((event,), traceparent)
-        await self._remember(caller, event, place, claim)
+        await self._remember(caller, event, place, claim, let_in.reserved)
         if isinstance(decision, claims.Repeated):
             self._metrics.repeated_sends.inc()
         return Sent(event, repeated=isinstance(decision, claims.Repeated))
+
+    async def _decided(
+        self,
+        caller: Caller,
+        model: Model,
+        demand: Demand,
+        entry: Entry | None,
+        claim: Claim | None,
+        decision: claims.Fresh | claims.Repeated | claims.Conflicting,
+        told: Told,
+    ) -> "LetIn | None":
+        """What is reserved for it; None: it is in the log already. Raises `Problem` as `submit` does."""
+        if entry is not None and entry.deleted:
+            raise not_found("conversation")
+        if isinstance(decision, claims.Conflicting):
+            raise conflict()
+        if isinstance(decision, claims.Repeated) and decision.appended:
+            return None
+        fresh = isinstance(decision, claims.Fresh)
+        if isinstance(decision, claims.Fresh) and claim is not None:
+            if await self._used_before(caller, claim, decision):
+                return None
+            self._check_load(caller, model)
+        if fresh:
+            await self._door.check_spend(caller, told)
+        return LetIn(await self._door.pass_(demand, entry, told, fresh=fresh))
 
     async def cancel(self, caller: Caller, reply: Parsed, traceparent: str) -> None:
         """Ask that a reply stop."""
@@ -189,32 +234,19 @@ class Sender:
         )
         await self._appender.append((event,), traceparent)
 
-    async def _enter(self, caller: Caller, event: Request, claim: Claim | None) -> Entry | None:
+    async def _enter(self, demand: Demand, claim: Claim | None) -> Entry | None:
         try:
-            return await self._hot.enter(caller.account_id, event.conversation_id, caller.rate, claim)
+            return await self._hot.enter(demand, claim)
         except StoreDown as down:
             self._metrics.degraded_sends.inc()
             log.warning("send without redis", reason=down.reason)
             return None
 
-    async def _refuse(self, caller: Caller, entry: Entry, fresh: Claim | None) -> None:
-        if entry.bucket.allowed and not entry.deleted:
-            return
-        if fresh is not None:
-            await self._unclaim(caller, fresh)
-        if entry.deleted:
-            raise not_found("conversation")
-        raise rate_limited(max(entry.bucket.retry_after_ms, 1) / 1000)
-
-    async def _check_load(self, caller: Caller, event: Request, claim: Claim | None) -> None:
-        model = find(self._models, event.model)
-        refusal: Failure | None = self._load.refusal(model, caller.rules.priority, self._now_ms()) if model else None
-        if refusal is None:
-            return
-        if claim is not None:
-            await self._unclaim(caller, claim)
-        self._metrics.refused_sends.labels(refusal.code).inc()
-        raise no_capacity(refusal)
+    def _check_load(self, caller: Caller, model: Model) -> None:
+        refusal: Failure | None = self._load.refusal(model, caller.rules.priority, self._now_ms())
+        if refusal is not None:
+            self._metrics.refused_sends.labels(refusal.code).inc()
+            raise no_capacity(refusal)
 
     async def _used_before(self, caller: Caller, claim: Claim, fresh: claims.Fresh) -> bool:
         """Whether the same was sent before, as far as the view knows. Raises `Problem` 409 for another body."""
@@ -226,7 +258,6 @@ class Sender:
             await self._pause_s(fresh.wait_ms / 1000)
         first = await self._first_use(caller, claim)
         if first is not None and first.digest != claim.digest:
-            await self._unclaim(caller, claim)
             raise conflict()
         return first is not None
 
@@ -238,10 +269,13 @@ class Sender:
             log.warning("client message id not checked in the view", reason=str(error))
             return None
 
-    async def _remember(self, caller: Caller, event: Request, place: Place, claim: Claim | None) -> None:
+    async def _remember(
+        self, caller: Caller, event: Request, place: Place, claim: Claim | None, reserved: Demand | None
+    ) -> None:
+        events = ((place.offset, event),)
         try:
             await self._hot.remember(
-                caller.account_id, event.conversation_id, ((place.offset, event),), self._now_ms(), claim
+                caller.account_id, event.conversation_id, events, self._now_ms(), claim, confirmed=reserved
             )
         except StoreDown as down:
             log.warning("send not remembered", reason=down.reason)
@@ -258,11 +292,27 @@ class Sender:
         except StoreDown as down:
             log.warning("beginning of claims not noted", reason=down.reason)
 
-    def _check_model(self, body: Generation) -> None:
-        model = find(self._models, body.model)
+    def _check_model(self, caller: Caller, body: Generation) -> Model:
+        """The model that is asked for. Raises `Problem` 400 where the account may not have it, or not so much of it."""
+        served = allowed(self._models, caller)
+        model = find(served, body.model)
         if model is None:
-            raise unknown_model([model.name for model in self._models])
+            raise unknown_model([model.name for model in served])
         check_model_limits(model.output_tokens_max, body.max_output_tokens)
+        most = caller.rules.output_tokens_max
+        if most is not None and body.max_output_tokens is not None and body.max_output_tokens > most:
+            raise bad_request([("max_output_tokens", f"this account's limit output_tokens_max is {most}")])
+        return model
+
+    def _named(self, model: Model, asked: str) -> str:
+        """What the event says: `auto` stays, where it is the same for everybody."""
+        return model.name if find(self._models, asked) is not model else asked
+
+    def _model(self, event: Request) -> Model:
+        model = find(self._models, event.model)
+        if model is None:
+            raise AssertionError(f"a request was made for a model that is not served: {event.model}")
+        return model
 
     def _own_conversation(self, account_id: str, text: str) -> str:
         parsed = self._ids.parse(account_id, text)
@@ -278,3 +328,17 @@ class Sender:
             raise not_found("message")
         if parsed.conversation_id != conversation_id:
             raise bad_request([("parent_id", "is not a message of this conversation")])
+
+
+def allowed(models: tuple[Model, ...], caller: Caller) -> tuple[Model, ...]:
+    """Those that the caller may ask for."""
+    names = caller.rules.models
+    return models if names is None else tuple(model for model in models if model.name in names)
+
+
+def _output(caller: Caller, model: Model, asked: int | None) -> int | None:
+    """What the event says of the longest output: what was asked for; where the tier allows less than the model's
+    default, that.
+    """
+    default = output_limit(model, caller, None)
+    return asked if asked is not None or default == model.output_tokens_default else default

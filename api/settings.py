@@ -1,5 +1,7 @@
 """Settings of an API process, from TURNLOG_… variables."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
@@ -7,11 +9,20 @@ from pydantic_settings import NoDecode
 
 from api.cors import origins_of
 from api.issuers import Issuer, parse_issuers
+from api.limits import Leases
+from api.limits_door import LimitPolicy
+from api.limits_local import WithoutRedis
+from api.prompt_tokens import parse_tokenizers
 from api.reading import Patience
 from api.stores import PageLimit
 from schemas.models import DEFAULT_MODELS, Model, parse_models
 from schemas.tiers import DEFAULT_TIERS, Tiers, parse_tiers
 from streams.log.process import ProcessSettings, database_of
+
+DOOR_S = 10.0
+"""What a send may take at the door beside waiting for the log."""
+SETTLED_MS = 60_000
+"""So long after its deadline the end of a reply is settled, at the latest."""
 
 
 class ApiSettings(ProcessSettings):
@@ -41,6 +52,17 @@ class ApiSettings(ProcessSettings):
     with `tlo_`, and let 24 random characters or more follow: such keys are hidden wherever they turn up."""
     jwt_issuers: Annotated[tuple[Issuer, ...], NoDecode] = ()
     """JSON list of [issuers](#the-issuers-of-tokens) whose tokens (JWT) open accounts."""
+
+    limits_without_redis: WithoutRedis = "local"
+    """While Redis is away or has lost the [limits](limits.md): `local`, each process grants from a share of its own;
+    `refuse`, sends are answered with 503."""
+    limits_local_share: float = Field(default=0.1, gt=0, le=1)
+    """How much of each bucket a process grants by itself then."""
+    tokenizers: Annotated[Mapping[str, Path], NoDecode] = {}
+    """JSON object, model -> file of its tokenizer (`tokenizer.json`, or a GGUF): prompts are counted by it before they
+    are let in. Without one by bytes."""
+    deadline_s: float = Field(default=900.0, gt=0, le=86_400)
+    """As [turns](#turns) has it: for how long what is reserved for a reply stands, if nothing is heard of it."""
 
     ticket_s: int = Field(default=300, ge=1, le=86_400)
     """How long a ticket opens its stream, also again after a broken connection."""
@@ -80,6 +102,11 @@ class ApiSettings(ProcessSettings):
     def _parse_issuers(cls, value: object) -> object:
         return (parse_issuers(value) if value else ()) if isinstance(value, str) else value
 
+    @field_validator("tokenizers", mode="before")
+    @classmethod
+    def _parse_tokenizers(cls, value: object) -> object:
+        return parse_tokenizers(value) if isinstance(value, str) else value
+
     @field_validator("cors_origins")
     @classmethod
     def _origins_are_valid(cls, value: str) -> str:
@@ -95,6 +122,17 @@ class ApiSettings(ProcessSettings):
     def served(self) -> tuple[Model, ...]:
         """The models."""
         return parse_models(self.models) if self.models else DEFAULT_MODELS
+
+    @property
+    def limit_policy(self) -> LimitPolicy:
+        """How limits hold. A turn may wait for as long as a reply may run before it begins."""
+        door_ms = round((self.append_timeout_s + DOOR_S) * 1000)
+        reply_ms = round(2 * self.deadline_s * 1000) + SETTLED_MS
+        return LimitPolicy(
+            leases=Leases(door_ms=door_ms, reply_ms=reply_ms),
+            without_redis=self.limits_without_redis,
+            local_share=self.limits_local_share,
+        )
 
     @property
     def database(self) -> str:

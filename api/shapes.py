@@ -178,13 +178,14 @@ class UsageRecordPage(Shape):
 
 
 class BucketView(Shape):
-    """One limit, as a bucket that refills evenly."""
+    """One limit. A bucket refills evenly; `running` and `spend` do not refill. Money is text."""
 
     name: str = Field(examples=["requests"])
-    capacity: int
-    available: int | None = Field(description="Null while the buckets cannot be read; requests are not limited then.")
+    unit: str = Field(description="`requests`, `tokens`, `replies`, or a currency.", examples=["requests"])
+    capacity: int | str
+    available: int | str | None = Field(description="Null while it cannot be read.")
     refill_per_s: float
-    reserved: int
+    reserved: int = Field(description="Of what is not available: held for replies that have not ended.")
 
 
 class LimitsView(Shape):

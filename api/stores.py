@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from api.limits import Demand, Looked, Reserved
 from api.tails import Tail
 from schemas.events import Event, ReplyStored
+from schemas.tiers import Bucket, Holder
 
 
 class StoreDown(Exception):
@@ -45,26 +47,6 @@ class Page(msgspec.Struct, frozen=True):
     """The buffer knows the reply, also while it has no frames of it."""
 
 
-class Rate(msgspec.Struct, frozen=True):
-    """A limit of requests per minute: the bucket holds a minute's worth and refills evenly."""
-
-    per_minute: int
-
-    @property
-    def interval_us(self) -> int:
-        """Microseconds for one request to come back."""
-        return max(60_000_000 // self.per_minute, 1)
-
-
-class BucketState(msgspec.Struct, frozen=True):
-    """What a bucket answers."""
-
-    allowed: bool
-    retry_after_ms: int
-    """When one more request would be allowed; 0 if it is."""
-    available: int
-
-
 class Claim(msgspec.Struct, frozen=True):
     """What a send claims: the client's id with the digest of the body."""
 
@@ -75,7 +57,7 @@ class Claim(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True):
     """What the hot store says at the door of a send."""
 
-    bucket: BucketState
+    reserved: Reserved
     claimed: str | None
     """What stood under the client's id before this claim (`<digest>` or `<digest>+`); None: nothing, it is ours now."""
     claims_since_ms: int | None
@@ -98,13 +80,19 @@ class HotConversation(msgspec.Struct, frozen=True):
 
 
 class HotStore(Protocol):
-    """What is wanted at once and may be lost: stream buffers, claims, rate buckets, the newest events."""
+    """What is wanted at once and may be lost: stream buffers, claims, buckets, the newest events."""
 
-    async def enter(self, account_id: str, conversation_id: str, rate: Rate, claim: Claim | None) -> Entry:
-        """Take one request from the bucket and claim the client's message id."""
+    async def enter(self, demand: Demand, claim: Claim | None) -> Entry:
+        """Reserve what a send needs, and claim the client's message id."""
 
-    async def take(self, account_id: str, rate: Rate, cost: int) -> BucketState:
-        """Take requests from the bucket; 0 only looks."""
+    async def reserve(self, demand: Demand) -> Reserved:
+        """Reserve what a send needs. Under a reply's id that stands, or was settled, nothing is taken."""
+
+    async def release(self, holder: Holder, reply_id: str) -> None:
+        """Give back what was reserved for a send of which nothing came."""
+
+    async def look(self, holder: Holder, buckets: Sequence[Bucket], running_max: int) -> Looked | None:
+        """How these buckets stand; None: what is in them does not count, something was lost."""
 
     async def unclaim(self, account_id: str, claim: Claim) -> None:
         """Give a claim back that was not used.
@@ -122,8 +110,12 @@ class HotStore(Protocol):
         events: Sequence[tuple[int, Event]],
         now_ms: int,
         claim: Claim | None = None,
+        confirmed: Demand | None = None,
     ) -> None:
-        """These events are in the log at these offsets: show them to readers until the views have them."""
+        """These events are in the log at these offsets: show them to readers until the views have them.
+
+        What was reserved for a send (`confirmed`) stands from now on for as long as its reply may run.
+        """
 
     async def recent(self, conversation_id: str) -> HotConversation:
         """What was remembered of a conversation."""

@@ -16,7 +16,7 @@ async def submit_followed(the: Service, caller: Caller, trail: Trail, event: Req
     reader = the.streams.reader(caller, reply_of(event), 0)
     reader.follow()
     try:
-        sent = await the.sender.submit(caller, event, trail.traceparent)
+        sent = await the.sender.submit(caller, event, trail.traceparent, trail.limits)
     except BaseException:
         reader.close()
         raise

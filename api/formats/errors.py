@@ -14,10 +14,16 @@ from schemas.codec import to_json
 ANTHROPIC_REQUEST_ID = "request-id"
 """The header in which Anthropic's clients look for a request's id."""
 
-_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    402: "insufficient_quota",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",

@@ -1,6 +1,7 @@
 """What concerns the caller's account: usage, limits, models."""
 
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
@@ -8,6 +9,8 @@ from starlette.responses import Response
 
 from api import pages
 from api.context import TheCaller, TheService, answer
+from api.limits import Looked, unit
+from api.limits_spend import Spent, is_capped
 from api.openapi import problems
 from api.problems import bad_request, unavailable
 from api.routes.conversations import Cursor, Limit
@@ -26,6 +29,7 @@ from api.shapes import (
 from api.stores import StoreDown, UsageQuery
 from schemas.limits import PAGE_DEFAULT
 from schemas.models import Model
+from schemas.tiers import RUNNING, Bucket, TierRules, all_buckets
 
 router = APIRouter(prefix="/v1", tags=["account"])
 
@@ -82,22 +86,46 @@ async def records(
 
 @router.get("/limits", summary="Limits", response_model=LimitsView, responses=problems(400, 401))
 async def limits(the: TheService, caller: TheCaller) -> Response:
-    """The caller's buckets. `requests`: sends and regenerations."""
-    rate = caller.rate
-    available: int | None = None
+    """All limits of the caller: `requests`, `tokens`, `model:…`, `pool:…`, `organisation`, `running`, `spend`."""
+    buckets = all_buckets(caller.rules, caller.holder)
+    looked: Looked | None = None
     try:
-        available = (await the.hot.take(caller.account_id, rate, 0)).available
+        looked = await the.hot.look(caller.holder, buckets, caller.rules.running_max)
     except StoreDown:
-        # Not limited while Redis is away: said by null.
-        available = None
-    bucket = BucketView(
-        name="requests",
-        capacity=rate.per_minute,
-        available=available,
-        refill_per_s=round(rate.per_minute / 60, 6),
-        reserved=0,
+        looked = None  # said by null
+    views = [_bucket(bucket, looked, place) for place, bucket in enumerate(buckets)]
+    views.append(_running(caller.rules.running_max, looked))
+    if is_capped(caller.rules):
+        views.append(_spend(caller.rules, await the.spending.spent(caller.account_id)))
+    return answer(LimitsView(data=views))
+
+
+def _bucket(bucket: Bucket, looked: Looked | None, place: int) -> BucketView:
+    return BucketView(
+        name=bucket.name,
+        unit=unit(bucket.name),
+        capacity=bucket.capacity,
+        available=looked.standing.levels[place].available if looked else None,
+        refill_per_s=round(bucket.per_minute / 60, 6),
+        reserved=looked.reserved[place] if looked else 0,
     )
-    return answer(LimitsView(data=[bucket]))
+
+
+def _running(most: int, looked: Looked | None) -> BucketView:
+    running = looked.standing.running if looked else 0
+    available = max(most - running, 0) if looked else None
+    return BucketView(
+        name=RUNNING, unit=unit(RUNNING), capacity=most, available=available, refill_per_s=0.0, reserved=running
+    )
+
+
+def _spend(rules: TierRules, spent: Spent | None) -> BucketView:
+    cap = rules.spend_hard if rules.spend_hard is not None else rules.spend_soft or Decimal(0)
+    available = f"{max(cap - spent.amount, Decimal(0)):f}" if spent else None
+    currency = spent.currency if spent and spent.currency else "currency"
+    return BucketView(
+        name="spend", unit=currency, capacity=f"{cap:f}", available=available, refill_per_s=0.0, reserved=0
+    )
 
 
 @router.get("/models", summary="Models", response_model=ModelsView, responses=problems(400, 401))

@@ -43,7 +43,7 @@ _VERSION = re.compile(r"(\d{1,4})(\..{0,100})?")
     openapi_extra=body_of(AiSdkBody),
     responses={
         200: {"description": "The reply as a UI message stream.", **FOREIGN_STREAM},
-        **problems(400, 401, 404, 408, 409, 410, 413, 415, 429, 503),
+        **problems(400, 401, 402, 404, 408, 409, 410, 413, 415, 429, 503),
     },
 )
 async def post(

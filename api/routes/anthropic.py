@@ -41,7 +41,7 @@ _UNKNOWN_AGE = "1970-01-01T00:00:00Z"
     openapi_extra=body_of(AnthropicBody),
     responses={
         200: {"description": "The message once it has ended, or its events.", **OBJECT_OR_STREAM},
-        **foreign_problems(400, 401, 404, 408, 409, 413, 415, 429, 500, 503, 529),
+        **foreign_problems(400, 401, 402, 404, 408, 409, 413, 415, 429, 500, 503, 529),
     },
 )
 async def create(

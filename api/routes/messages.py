@@ -47,7 +47,7 @@ Accept = Annotated[str | None, Header(description="`text/event-stream`: the answ
     openapi_extra=body_of(SendBody),
     responses={
         200: {"model": SentView, "description": "Sent before, or the stream.", **STREAM},
-        **problems(400, 401, 404, 408, 409, 410, 413, 415, 429, 503),
+        **problems(400, 401, 402, 404, 408, 409, 410, 413, 415, 429, 503),
     },
 )
 async def send(
@@ -134,7 +134,7 @@ async def cancel(message_id: str, the: TheService, caller: TheCaller, trail: The
     openapi_extra=body_of(RegenerateBody, required=False),
     responses={
         200: {"model": SentView, "description": "Asked for before, or the stream.", **STREAM},
-        **problems(400, 401, 404, 408, 409, 410, 413, 415, 429, 503),
+        **problems(400, 401, 402, 404, 408, 409, 410, 413, 415, 429, 503),
     },
 )
 async def regenerate(
@@ -165,7 +165,7 @@ def _keyed(body: G, key: str | None) -> G:
 async def _submit(the: Service, caller: Caller, trail: Trail, event: Submission, stream: bool) -> Response:
     headers = {"Location": events_url(event.reply_id)}
     if not stream:
-        sent = await the.sender.submit(caller, event, trail.traceparent)
+        sent = await the.sender.submit(caller, event, trail.traceparent, trail.limits)
         return answer(await _sent_view(the, caller, sent), 200 if sent.repeated else 202)
     sent, reader = await submit_followed(the, caller, trail, event)
     if sent.repeated:

@@ -40,7 +40,7 @@ TheConversation = Annotated[
     openapi_extra=body_of(ChatBody),
     responses={
         200: {"description": "The completion, or its chunks.", **OBJECT_OR_STREAM},
-        **foreign_problems(400, 401, 404, 408, 409, 410, 413, 415, 429, 500, 503),
+        **foreign_problems(400, 401, 402, 404, 408, 409, 410, 413, 415, 429, 500, 503),
     },
 )
 async def create(

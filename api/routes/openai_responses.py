@@ -52,7 +52,7 @@ ITEMS_DEFAULT, ITEMS_MAX = 20, 100
             "description": "The response: as it ended, in the background as it begins; or its events.",
             **OBJECT_OR_STREAM,
         },
-        **foreign_problems(400, 401, 404, 408, 409, 410, 413, 415, 429, 503),
+        **foreign_problems(400, 401, 402, 404, 408, 409, 410, 413, 415, 429, 503),
     },
 )
 async def create(
@@ -73,7 +73,7 @@ async def _created(the: Service, caller: Caller, trail: Trail, body: ResponsesBo
     event = the.sender.submission(caller, *responses_send(body, key, model, _previous(the, caller, body)))
     reply = Parsed(kind="rep", id=event.reply_id, conversation_id=event.conversation_id)
     if body.background and not body.stream:
-        sent = await the.sender.submit(caller, event, trail.traceparent)
+        sent = await the.sender.submit(caller, event, trail.traceparent, trail.limits)
         if sent.repeated:
             return await _now(the, caller, reply)
         facts = facts_of(event, the.models)

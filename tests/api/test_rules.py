@@ -1,15 +1,15 @@
-"""The pure rules: tails, replays, claims, buckets, accounts, listings, frames of stored replies."""
+"""The pure rules: tails, replays, claims, accounts, listings, frames of stored replies."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import rate as rates
 from api.accounts import Caller, caller_of
 from api.claims import CLAIM_MS, Conflicting, Fresh, Repeated, decide
+from api.limits import Granted, Reserved, Standing
 from api.listing import overlaid
 from api.replay import Unserved, stored_frames
 from api.routes.account import plain
-from api.stores import BucketState, ConversationHead, Entry, Rate
+from api.stores import ConversationHead, Entry
 from api.tails import Room, Tail, parse_live, split
 from schemas.account import Accounts
 from schemas.events import (
@@ -145,11 +145,11 @@ def test_a_stored_reply_is_served_exactly_or_not_at_all(final: int, after: int) 
 
 
 def test_claims_are_decided_by_digest_mark_and_age() -> None:
-    bucket = BucketState(True, 0, 1)
+    granted = Granted(fresh=True, standing=Standing(levels=(), running=0, running_max=1))
     now = 10 * CLAIM_MS
 
     def entry(claimed: str | None, since: int | None) -> Entry:
-        return Entry(bucket=bucket, claimed=claimed, claims_since_ms=since, deleted=False)
+        return Entry(reserved=Reserved(True, granted), claimed=claimed, claims_since_ms=since, deleted=False)
 
     assert decide(entry(None, 0), "d", now) == Fresh(ask_views=False)
     assert decide(entry(None, now - CLAIM_MS), "d", now) == Fresh(ask_views=False)
@@ -159,25 +159,6 @@ def test_claims_are_decided_by_digest_mark_and_age() -> None:
     assert decide(entry("d", 0), "d", now) == Repeated(appended=False)
     assert decide(entry("d+", 0), "d", now) == Repeated(appended=True)
     assert decide(entry("e", 0), "d", now) == Conflicting()
-
-
-@given(st.integers(1, 1000), st.lists(st.tuples(st.integers(0, 400_000), st.integers(1, 5)), max_size=60))
-def test_a_bucket_never_grants_more_than_it_holds_and_refills(per_minute: int, steps: list[tuple[int, int]]) -> None:
-    rate = Rate(per_minute)
-    tat = now = 1_000_000
-    granted = 0
-    for wait_ms, cost in steps:
-        now += wait_ms * 1000
-        before = tat
-        tat, state = rates.take(tat, rate, cost, now)
-        granted += cost if state.allowed else 0
-        assert 0 <= state.available <= per_minute
-        if not state.allowed and cost <= per_minute:
-            assert tat == max(before, now)
-            again, later = rates.take(tat, rate, cost, now + state.retry_after_ms * 1000)
-            assert later.allowed
-            assert again > tat
-    assert granted <= per_minute + (now - 1_000_000) // rate.interval_us + 1
 
 
 def test_an_account_is_what_its_newest_facts_say_in_any_order() -> None:
@@ -193,9 +174,9 @@ def test_an_account_is_what_its_newest_facts_say_in_any_order() -> None:
         for fact in order:
             accounts.apply(fact.key(), fact)
         assert (caller(accounts).account_id, caller(accounts).tier) == ("a", "paid")
-        assert caller(accounts).rate == Rate(7)
+        assert caller(accounts).rules.requests_per_minute == 7
         accounts.apply("a/limits", None)
-        assert caller(accounts).rate == Rate(DEFAULT_TIERS["paid"].requests_per_minute)
+        assert caller(accounts).rules == DEFAULT_TIERS["paid"]
         revoked = KeyRevoked(account_id="a", key_id="1", revoked_at_ms=4)
         accounts.apply(revoked.key(), revoked)
         assert accounts.opened_by(key_hash("k"), 5) is None

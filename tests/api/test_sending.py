@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from api.limits import Demand
 from api.memory_hot import MemoryHot
-from api.stores import Claim, Entry, Rate
+from api.stores import Claim, Entry
 from schemas.events import CancellationRequested, RegenerationRequested
 from schemas.stream import parse_frame
 from streams.log.steps import NotAppended
@@ -187,6 +188,7 @@ async def test_with_accept_the_answer_is_the_stream_and_a_repeat_is_the_same_str
 
 
 async def test_the_rate_is_limited_with_a_true_retry_after(world: World, api: Process) -> None:
+    await world.hot.claims_begin(0)
     for _ in range(60):
         await api.send(key=BOB)
     refused = await api.call("POST", "/v1/messages", key=BOB, body={"content": "a", "client_message_id": "x"})
@@ -258,8 +260,8 @@ class SlowHot(MemoryHot):
         self.first = True
         self.claimed, self.answers = asyncio.Event(), asyncio.Event()
 
-    async def enter(self, account_id: str, conversation_id: str, rate: Rate, claim: Claim | None) -> Entry:
-        entry = await super().enter(account_id, conversation_id, rate, claim)
+    async def enter(self, demand: Demand, claim: Claim | None) -> Entry:
+        entry = await super().enter(demand, claim)
         if self.first:
             self.first = False
             self.claimed.set()

@@ -26,11 +26,15 @@ from api.following import Streams
 from api.health import Health
 from api.issuers import Tokens
 from api.last_used import LastUsed
+from api.limits import Leases
+from api.limits_door import Door, LimitPolicy
+from api.limits_spend import Spending
 from api.load import Load
 from api.memory_hot import MemoryHot
 from api.memory_views import MemoryViews
 from api.metrics import Metrics
 from api.operator import OperatorKey
+from api.prompt_tokens import PromptTokens
 from api.reading import Patience
 from api.sending import Appender, Sender
 from api.sse import OpenStreams
@@ -125,13 +129,18 @@ class Call:
         await self.end()
 
 
-TIERS = DEFAULT_TIERS | {"paid": replace(DEFAULT_TIERS["paid"], requests_per_minute=60_000_000)}
+TIERS = DEFAULT_TIERS | {
+    "free": replace(DEFAULT_TIERS["free"], running_max=100),
+    "paid": replace(DEFAULT_TIERS["paid"], requests_per_minute=60_000_000, tokens_per_minute=1_000_000_000),
+}
 
 
 class Process:
     """One API process over the world's stores."""
 
-    def __init__(self, world: "World", patience: Patience, hot: MemoryHot | None = None) -> None:
+    def __init__(
+        self, world: "World", patience: Patience, hot: MemoryHot | None = None, policy: LimitPolicy | None = None
+    ) -> None:
         metrics = Metrics()
         hot = hot or world.hot
         self.metrics = metrics
@@ -140,10 +149,20 @@ class Process:
         self.health = Health(world.accounts_reader, hot, hot, world.views)
         conversations = Conversations(ids=world.ids, appender=appender, hot=hot, views=world.views, now_ms=world.now_ms)
         self.feeds = Feeds(world.views, every_s=0.01)
+        spending = Spending(world.views, metrics, world.now_ms, lambda: world.time_ms / 1000)
+        door = Door(
+            hot=hot,
+            views=world.views,
+            prompt_tokens=PromptTokens({}),
+            spending=spending,
+            policy=policy or world.policy,
+            metrics=metrics,
+            now_ms=world.now_ms,
+        )
         service = Service(
             ids=world.ids,
             models=DEFAULT_MODELS,
-            tiers=TIERS,
+            tiers=world.tiers,
             accounts=world.accounts,
             sender=Sender(
                 ids=world.ids,
@@ -152,6 +171,7 @@ class Process:
                 hot=hot,
                 views=world.views,
                 load=world.load,
+                door=door,
                 metrics=metrics,
                 now_ms=world.now_ms,
                 pause_s=world.pause_s,
@@ -171,6 +191,7 @@ class Process:
             ),
             hot=hot,
             views=world.views,
+            spending=spending,
             health=self.health,
             metrics=metrics,
             ticket_ms=300_000,
@@ -266,6 +287,8 @@ class World:
     def __init__(self) -> None:
         self.time_ms = 1_796_000_000_000
         self.append_timeout_s = 5.0
+        self.tiers = dict(TIERS)
+        self.policy = LimitPolicy(leases=Leases(door_ms=15_000, reply_ms=1_860_000))
         self.log = MemoryLog()
         self.hot = MemoryHot(lambda: self.time_ms * 1000)
         self.views = MemoryViews()
@@ -286,8 +309,10 @@ class World:
         self.time_ms += 1
         return self.time_ms
 
-    def process(self, patience: Patience = PATIENCE, hot: MemoryHot | None = None) -> Process:
-        return Process(self, patience, hot)
+    def process(
+        self, patience: Patience = PATIENCE, hot: MemoryHot | None = None, policy: LimitPolicy | None = None
+    ) -> Process:
+        return Process(self, patience, hot, policy)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["World"]:
