@@ -4,7 +4,7 @@ An event whose values no column can hold gives `columns.Unstorable`: its record 
 """
 
 from projections.views import columns
-from projections.views.tables import ConversationRow, InvoiceRow, MessageRow, ReplyRow, Row, UsageRow
+from projections.views.tables import ConversationRow, GenerationRow, InvoiceRow, MessageRow, ReplyRow, Row, UsageRow
 from schemas.codec import Envelope, hot_encode, to_json
 from schemas.conversation import derived_title
 from schemas.events import (
@@ -46,7 +46,8 @@ def rows(  # noqa: PLR0911 - one return an event
         case RegenerationRequested():
             return (_regeneration(event, _event(envelope), partition, offset),)
         case ReplyStored():
-            return (_reply(event, _event(envelope), partition, offset),)
+            reply = _reply(event, _event(envelope), partition, offset)
+            return reply, _generation(event, reply)
         case _:
             return _change(event, _event(envelope), partition, offset)
 
@@ -120,7 +121,7 @@ def _regeneration(event: RegenerationRequested, text: str, partition: int, offse
     )
 
 
-def _reply(event: ReplyStored, text: str, partition: int, offset: int) -> Row:
+def _reply(event: ReplyStored, text: str, partition: int, offset: int) -> ReplyRow:
     timings = event.timings
     return ReplyRow(
         account_id=event.account_id,
@@ -151,6 +152,39 @@ def _reply(event: ReplyStored, text: str, partition: int, offset: int) -> Row:
         log_offset=offset,
         event=text,
         version=VERSION_MAX - offset,
+    )
+
+
+def _generation(event: ReplyStored, reply: ReplyRow) -> Row:
+    usage = event.usage
+    return GenerationRow(
+        account_id=reply.account_id,
+        conversation_id=reply.conversation_id,
+        message_id=reply.message_id,
+        reply_id=reply.reply_id,
+        tier=reply.tier,
+        pool=reply.pool,
+        model=reply.model,
+        status=reply.status,
+        attempt=reply.attempt,
+        final_offset=reply.final_offset,
+        input_tokens=reply.input_tokens,
+        cached_input_tokens=reply.cached_input_tokens,
+        cache_write_tokens=reply.cache_write_tokens,
+        cache_write_long_tokens=columns.count("usage.cache_write_long_tokens", usage.cache_write_long_tokens),
+        output_tokens=reply.output_tokens,
+        reasoning_tokens=columns.count("usage.reasoning_tokens", usage.reasoning_tokens),
+        counted=reply.counted,
+        queued_ms=reply.queued_ms,
+        first_token_ms=reply.first_token_ms,
+        total_ms=reply.total_ms,
+        error_code=reply.error_code,
+        void_attempts=reply.void_attempts,
+        submitted_at=reply.submitted_at,
+        ended_at=reply.ended_at,
+        log_partition=reply.log_partition,
+        log_offset=reply.log_offset,
+        version=reply.version,
     )
 
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from schemas.topics import MESSAGES, USAGE
 from schemas.values import VoidAttempt
 
 
@@ -71,6 +72,34 @@ class ReplyRow(ContentRow, frozen=True, kw_only=True):
     event: str
 
 
+class GenerationRow(Row, frozen=True, kw_only=True):
+    """`generation_rows`: a reply as numbers, which stay when its conversation is deleted."""
+
+    conversation_id: str
+    message_id: str
+    reply_id: str
+    tier: str
+    pool: str
+    model: str
+    status: str
+    attempt: int
+    final_offset: int
+    input_tokens: int
+    cached_input_tokens: int
+    cache_write_tokens: int
+    cache_write_long_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    counted: bool
+    queued_ms: int | None
+    first_token_ms: int | None
+    total_ms: int | None
+    error_code: str
+    void_attempts: tuple[VoidAttempt, ...] = ()
+    submitted_at: str
+    ended_at: str
+
+
 class ConversationRow(ContentRow, frozen=True, kw_only=True):
     """`conversation_rows`."""
 
@@ -134,10 +163,16 @@ class InvoiceRow(Row, frozen=True, kw_only=True):
 TABLES: dict[type[Row], str] = {
     MessageRow: "message_rows",
     ReplyRow: "reply_rows",
+    GenerationRow: "generation_rows",
     ConversationRow: "conversation_rows",
     UsageRow: "usage_records",
     InvoiceRow: "invoice_rows",
 }
+
+TOPIC_OF: dict[str, str] = {
+    table: USAGE.name if row in (UsageRow, InvoiceRow) else MESSAGES.name for row, table in TABLES.items()
+}
+"""The topic that a table's rows come from."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

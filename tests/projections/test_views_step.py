@@ -12,6 +12,7 @@ from projections.clickhouse import migrations
 from projections.clickhouse.client import ClickHouseUnavailable, Database
 from projections.views.pace import Pace
 from projections.views.step import Batch, ViewsStep
+from projections.views.tables import TABLES
 from schemas import events as e
 from schemas.codec import Undecodable, hot_decode
 from schemas.conversation import fold
@@ -43,7 +44,7 @@ def database(servers):
 @pytest.fixture
 def empty(database):
     """The database without rows."""
-    for table in ("message_rows", "reply_rows", "conversation_rows", "conversation_heads", "usage_records"):
+    for table in (*TABLES.values(), "conversation_heads"):
         database.command(f"TRUNCATE TABLE {table}")
     return database
 
