@@ -47,6 +47,8 @@ def revoke_key(account_id: str, revoked: str, now_ms: int) -> KeyRevoked:
 
 
 DEMO_REQUESTS_PER_MINUTE = 6_000_000
+DEMO_TOKENS_PER_MINUTE = 1_000_000_000
+DEMO_RUNNING_MAX = 1_000_000
 """Out of the way of load tests on one machine."""
 
 
@@ -65,6 +67,8 @@ def demo_events(demo: DemoAccount) -> Sequence[Event]:
         LimitsChanged(
             account_id=demo.account_id,
             requests_per_minute=DEMO_REQUESTS_PER_MINUTE,
+            tokens_per_minute=DEMO_TOKENS_PER_MINUTE,
+            running_max=DEMO_RUNNING_MAX,
             changed_at_ms=demo.created_at_ms,
         ),
     )

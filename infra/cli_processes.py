@@ -55,7 +55,7 @@ def worker(
 
 
 def projections(role: Role = None, check: Check = False) -> None:
-    """One of the projections: buffer, views or meters."""
+    """One of the projections: buffer, views, limits or meters."""
     _become("projections", (_known(role, (*PROJECTION_ROLES, *ALONE_ROLES)),), check=check)
 
 

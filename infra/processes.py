@@ -13,7 +13,7 @@ from infra.probes import both, http_answers, status_file
 from infra.worker_plan import PlannedWorker
 
 STREAM_ROLES = ("turns", "dispatch", "settlement", "demand")
-PROJECTION_ROLES = ("buffer", "views")
+PROJECTION_ROLES = ("buffer", "views", "limits")
 ALONE_ROLES = ("meters",)
 """Projections that `turnlog up` does not start: they need something of somebody else."""
 MODEL_START_TIMEOUT_S = 900.0

@@ -18,6 +18,7 @@ from inference_workers.registry import ENGINES
 from inference_workers.settings import WorkerSettings
 from infra.settings import ProvisionSettings, StackSettings
 from projections.buffer.settings import BufferSettings
+from projections.limits.settings import LimitsSettings
 from projections.meters.settings import MetersSettings
 from projections.views.settings import ViewsSettings
 from schemas.described import descriptions, members, summary
@@ -57,6 +58,7 @@ SECTIONS: tuple[tuple[str, str, type[BaseSettings]], ...] = (
     ),
     ("buffer", "`turnlog projections buffer`", BufferSettings),
     ("views", "`turnlog projections views`", ViewsSettings),
+    ("limits", "`turnlog projections limits`", LimitsSettings),
     ("meters", "`turnlog projections meters`", MetersSettings),
 )
 

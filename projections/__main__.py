@@ -1,8 +1,8 @@
-"""The processes of this package: `python -m projections buffer|meters|views [--check]`."""
+"""The processes of this package: `python -m projections buffer|limits|meters|views [--check]`."""
 
 import sys
 
-USAGE = "usage: python -m projections buffer|meters|views [--check]\n"
+USAGE = "usage: python -m projections buffer|limits|meters|views [--check]\n"
 
 
 def command(arguments: list[str]) -> int:
@@ -16,6 +16,10 @@ def command(arguments: list[str]) -> int:
             from projections.views import __main__ as views
 
             return views.command(rest)
+        case ["limits", *rest]:
+            from projections.limits import __main__ as limits
+
+            return limits.command(rest)
         case ["meters", *rest]:
             from projections.meters import __main__ as meters
 

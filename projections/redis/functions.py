@@ -8,6 +8,7 @@ import hashlib
 from pathlib import Path
 
 from projections.redis.client import Store
+from schemas.tiers import library
 
 _TEMPLATE = (Path(__file__).parent / "buffer.lua").read_text(encoding="utf-8")
 
@@ -24,13 +25,14 @@ CLOSED = -2
 
 
 def load(url: str) -> tuple[str, ...]:
-    """Load the library into the server(s) at `url`; its name, or nothing where it was there.
+    """Load this library and that of the limits into the server(s) at `url`; the names of those that were not there.
 
     Raises:
         StoreError: the server cannot be reached or refuses functions.
     """
     store = Store(url)
     try:
-        return (LIBRARY,) if store.load_library(SOURCE) else ()
+        libraries = ((LIBRARY, SOURCE), (library.LIBRARY, library.SOURCE))
+        return tuple(name for name, source in libraries if store.load_library(source))
     finally:
         store.close()

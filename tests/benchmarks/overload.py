@@ -42,13 +42,13 @@ LARGE = Model(
     smaller="small",
 )
 SMALL = msgspec.structs.replace(LARGE, name="small", smaller=None)
+NO_LIMITS = {"requests_per_minute": 1_000_000, "tokens_per_minute": 1_000_000_000, "running_max": 1_000_000}
 SETTINGS = {
     "TURNLOG_MODELS": msgspec.json.encode([LARGE, SMALL]).decode(),
     "TURNLOG_SLOTS": str(SLOTS),
     "TURNLOG_SIMULATED_TOKEN_MS": "36",
     "TURNLOG_SIMULATED_PREFILL_TOKENS_PER_S": "20000",
-    "TURNLOG_REQUESTS_PER_MINUTE_FREE": "1000000",
-    "TURNLOG_REQUESTS_PER_MINUTE_PAID": "1000000",
+    "TURNLOG_TIERS": msgspec.json.encode({"free": NO_LIMITS, "paid": NO_LIMITS}).decode(),
     "TURNLOG_LOG_LEVEL": "warning",
 }
 WITHOUT = {"TURNLOG_QUEUEING": "fifo", "TURNLOG_OVERLOAD_STAGES": "false", "TURNLOG_PLACEMENT": "least_requests"}

@@ -59,7 +59,7 @@ class Running:
         return self.process.wait(WITHIN_S)
 
 
-@pytest.mark.parametrize("name", ["buffer", "views"])
+@pytest.mark.parametrize("name", ["buffer", "limits", "views"])
 def test_settings_are_checked_without_connecting(name):
     command = [sys.executable, "-m", "projections", name, "--check"]
     good = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -73,7 +73,7 @@ def test_settings_are_checked_without_connecting(name):
 
 def test_an_unknown_projection_is_a_usage_error():
     done = subprocess.run([sys.executable, "-m", "projections", "x"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "usage: python -m projections buffer|views [--check]\n")
+    assert (done.returncode, done.stderr) == (2, "usage: python -m projections buffer|limits|meters|views [--check]\n")
 
 
 @pytest.mark.servers

@@ -1,0 +1,112 @@
+"""Calls of the functions in `schemas/tiers/limits.lua` that settle replies and mark how far that has come. Pure."""
+
+import msgspec
+
+from projections.redis.client import Command, pack
+from schemas.account import Accounts, effective
+from schemas.events import UsageRecorded
+from schemas.tiers import (
+    MICRO,
+    REQUESTS,
+    Bucket,
+    Holder,
+    TierRules,
+    Tiers,
+    buckets_of,
+    keep_ms,
+    rules_of,
+    window_ms,
+)
+from schemas.tiers.library import NOTE, SETTLE, marker_keys
+
+MARGIN_MS = 600_000
+"""How far clocks may be apart, and how late a record may come, beside an account's window."""
+WINDOW_MAX_MS = 86_400_000
+"""The longest window that buckets are made again from."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose buckets a reply took from, and what they hold."""
+
+    holder: Holder
+    rules: TierRules
+
+
+class Owners:
+    """The accounts, as their fold says now. Of one that is not known (yet), the tier on the record counts."""
+
+    def __init__(self, accounts: Accounts, tiers: Tiers) -> None:
+        self._accounts = accounts
+        self._tiers = tiers
+
+    def owner(self, event: UsageRecorded) -> Owner:
+        """Of a reply."""
+        account = self._accounts.account(event.account_id)
+        if account is None:
+            return Owner(Holder(event.account_id), rules_of(self._tiers, event.tier))
+        rules = effective(account, rules_of(self._tiers, account.tier))
+        return Owner(Holder(account.id, account.organisation_id), rules)
+
+    def window_ms(self) -> int:
+        """The longest of all accounts: what is older need not be known to make the buckets again."""
+        own = (
+            effective(account, rules_of(self._tiers, account.tier))
+            for account in self._accounts.accounts()
+            if account.limits is not None
+        )
+        return min(max(map(window_ms, (*self._tiers.values(), *own)), default=0), WINDOW_MAX_MS)
+
+
+def charged_tokens(event: UsageRecorded) -> int:
+    """What counts against buckets: the prompt but for what came from a cache, and the output."""
+    written = event.cache_write_input_tokens + event.cache_write_long_input_tokens
+    return event.uncached_input_tokens + written + event.output_tokens
+
+
+def settling(namespace: str, event: UsageRecorded, owner: Owner, now_ms: int, *, again: bool) -> Command:
+    """The call that settles a reply. `again`: the buckets are made again from usage.
+
+    A record is charged without a reservation while it is younger than the account's window and a margin; the mark that
+    it was settled is kept for longer, so it is charged once, however often it comes.
+    """
+    window = min(window_ms(owner.rules), WINDOW_MAX_MS)
+    young = now_ms - event.ended_at_ms <= window + MARGIN_MS
+    written = event.cache_write_input_tokens + event.cache_write_long_input_tokens
+    prompt = event.uncached_input_tokens + event.cache_read_input_tokens + written
+    buckets = buckets_of(owner.rules, event.model, event.pool, owner.holder)
+    if not again:  # its request was taken when it came, and is not given back
+        buckets = tuple(bucket for bucket in buckets if bucket.name != REQUESTS)
+    account_key, shared_key = owner.holder.keys(namespace)
+    words = [
+        b"FCALL",
+        SETTLE,
+        b"2",
+        account_key,
+        shared_key,
+        event.reply_id.encode(),
+        event.conversation_id.encode(),
+        b"%d" % (window + 2 * MARGIN_MS),
+        b"%d" % keep_ms(owner.rules),
+        b"1" if young else b"0",
+        b"1" if again else b"0",
+        b"%d" % charged_tokens(event),
+        b"%d" % prompt,
+        b"%d" % event.output_tokens,
+    ]
+    for bucket in buckets:
+        words += _bucket(bucket)
+    return Command(account_key, pack(words))
+
+
+def noting(
+    namespace: str, fresh: str, expected: str, partition: int, least: int, position: int | None, partitions: int
+) -> Command:
+    """The call that asks whether the store is still the same, and says how far a partition has come."""
+    marker, whole = marker_keys(namespace)
+    words = [b"FCALL", NOTE, b"2", marker, whole, fresh.encode(), expected.encode(), b"%d" % partition, b"%d" % least]
+    words += [b"" if position is None else b"%d" % position, b"%d" % partitions]
+    return Command(marker, pack(words))
+
+
+def _bucket(bucket: Bucket) -> tuple[bytes, bytes, bytes]:
+    return bucket.name.encode(), b"%d" % (bucket.capacity * MICRO), b"%d" % bucket.per_minute
