@@ -54,8 +54,8 @@ class History:
                 at = max(position, known[-1].next)
             where = f"the archive {self._archive}" if self._archive else "an archive (--archive)"
             return (
-                f"{partition.topic}[{partition.number}]: offsets {at} to {min(until, begin) - 1} are not in the log any "
-                f"more, which begins at {begin}, and not in {where}"
+                f"{partition.topic}[{partition.number}]: offsets {at} to {min(until, begin) - 1} are not in the log any"
+                f" more, which begins at {begin}, and not in {where}"
             )
         return ""
 

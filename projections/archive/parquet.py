@@ -1,4 +1,4 @@
-"""Records as Parquet and back, in ClickHouse's own format: it converts what is sent with the question, and keeps nothing.
+"""Records as Parquet and back, in ClickHouse's own format: it converts what goes with the question, and keeps nothing.
 
 Columns: topic, partition, offset, timestamp_ms, key, header_names, header_values, value. Bytes are as they were.
 """

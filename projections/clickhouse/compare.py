@@ -92,7 +92,7 @@ def differing(live: dict[str, Digest], right: dict[str, Digest]) -> list[str]:
 
 def pairs(database: Database, live: str, right: str, shape: Shape, group: str) -> list[Pair]:
     """The keys of a group whose rows differ; its whole content is looked at. Raises `ClickHouseError`."""
-    within = f"toString({shape.group}) = %(group)s"
+    within = f"{shape.group} = %(group)s"
     columns = _plain(shape)
     hashed = row_hash(columns)
     place = (

@@ -10,17 +10,12 @@ from collections.abc import Mapping
 import msgspec
 
 from projections.clickhouse.beside import Table
-from projections.views.tables import TABLES, InvoiceRow, Row, UsageRow
-from schemas.topics import MESSAGES, USAGE
+from projections.views.tables import TOPIC_OF
 
 NEW = "__new"
 MIRROR = "__mirror"
 STATE = "rebuild__"
 OURS = "__"
-
-_TOPICS: Mapping[type[Row], str] = {UsageRow: USAGE.name, InvoiceRow: USAGE.name}
-TOPIC_OF: Mapping[str, str] = {table: _TOPICS.get(row, MESSAGES.name) for row, table in TABLES.items()}
-"""The topic that a table's rows come from."""
 
 
 class NoSuchView(Exception):

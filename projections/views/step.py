@@ -8,7 +8,7 @@
 3. A deleted conversation's content is erased before its deletion is recorded, and nothing of it is written after
    that, also when its reply is stored later, by this process or the next one.
 4. A value that no column can hold makes its record a dead letter.
-5. After the rows and before their offsets are settled, `progress` is told how far `messages` is in the tables, also
+5. After the rows and before their offsets are settled, `progress` is told how far each partition is in the tables, also
    once after each assignment. It only says what is durable already, so it is true after any crash, and who writes it
    (a process that is replaced, or its successor) does not matter: the highest counts.
 """
@@ -27,7 +27,6 @@ from projections.views.pace import Pace
 from projections.views.rows import rows
 from projections.views.tables import PROGRESS, TABLES, ConversationRow, Progress, Row
 from schemas.codec import Undecodable
-from schemas.topics import MESSAGES
 from streams.log.steps import Arrived, Busy, Partition
 
 log = structlog.get_logger()
@@ -133,7 +132,7 @@ class ViewsStep:
         return [
             Progress(topic=partition.topic, log_partition=partition.number, next_offset=waiting.taken)
             for partition, waiting in self._waiting.items()
-            if partition.topic == MESSAGES.name and waiting.told < waiting.taken
+            if waiting.told < waiting.taken
         ]
 
     def _flush(self, now_ms: int) -> None:

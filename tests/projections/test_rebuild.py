@@ -88,7 +88,7 @@ def deployed(servers):
 
 def stream(count, accounts=7):
     return [
-        usage(n, account_id=f"a{n % accounts}", usage_day=f"2025-{1 + n % 12:02}-15", output_tokens=n)
+        usage(n, account_id=f"a{n % accounts}", usage_day=f"2024-{1 + n % 12:02}-15", output_tokens=n)
         for n in range(count)
     ]
 
