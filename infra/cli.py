@@ -17,6 +17,7 @@ from infra import (
     cli_price,
     cli_processes,
     cli_provision,
+    cli_report,
     cli_stack,
     cli_usage,
 )
@@ -38,6 +39,7 @@ for module in (
     cli_provision,
     cli_accounts,
     cli_usage,
+    cli_report,
     cli_invoices,
     cli_price,
     cli_processes,

@@ -25,6 +25,8 @@ COMMANDS = (
     ["worker"],
     ["projections"],
     ["bench"],
+    ["report", "usage"],
+    ["report", "latency"],
     *(["accounts", name] for name in ("create", "list", "show", "tier", "limits", "rename", "close")),
     *(["users", name] for name in ("add", "list", "remove", "unknown")),
     *(["keys", name] for name in ("create", "list", "revoke")),
