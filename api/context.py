@@ -94,7 +94,7 @@ class Trail:
     @classmethod
     def of(cls, request_id: str | None, traceparent: str | None, made_id: str) -> "Trail":
         """Taken from the caller's headers where they are good, made otherwise."""
-        good = request_id is not None and REQUEST_ID.fullmatch(request_id) is not None and not has_secret(request_id)
+        good = request_id is not None and REQUEST_ID.fullmatch(request_id) is not None
         return cls(request_id if good and request_id else made_id, child(traceparent))
 
 

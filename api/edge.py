@@ -48,7 +48,10 @@ class Edge:
         if scope["path"] not in _UNLOGGED:  # a probe of a busy process must not wait in its line
             await self._pacing.turn()
         named = _headers(scope)
-        trail = Trail.of(named.get(b"x-request-id"), named.get(b"traceparent"), self._make_id())
+        request_id = named.get(b"x-request-id")
+        if request_id is not None and self._hidden(request_id) != request_id:
+            request_id = None  # a key is no id: this one gets into logs and events
+        trail = Trail.of(request_id, named.get(b"traceparent"), self._make_id())
         scope["turnlog.trail"] = trail
         answer = _Answer(send, trail, scope["path"], began_s)
         with structlog.contextvars.bound_contextvars(request_id=trail.request_id, trace_id=trace_id(trail.traceparent)):
