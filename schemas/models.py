@@ -53,6 +53,28 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The model that takes over under high demand: of the same pool, so that one dispatcher sees the load of both."""
 
 
+AMOUNT_DIGITS = 6
+"""Behind the point, of an amount per million tokens: a bill holds twice as many, so that a single token is exact."""
+AMOUNT_MAX = 1_000_000_000
+
+
+def wrong_amount(price: Price) -> str | None:
+    """What is wrong with the amounts of a price; None: nothing."""
+    amounts = {
+        "input": price.input,
+        "cached_input": price.cached_input,
+        "cache_write": price.cache_write,
+        "cache_write_long": price.long_write,
+        "output": price.output,
+    }
+    for name, amount in amounts.items():
+        if not (amount.is_finite() and 0 <= amount <= AMOUNT_MAX):
+            return f"`{name}` is {amount}, which is no amount from 0 to {AMOUNT_MAX}"
+        if amount != round(amount, AMOUNT_DIGITS):
+            return f"`{name}` is {amount:f}: give it with at most {AMOUNT_DIGITS} digits behind the point"
+    return None
+
+
 LOCAL_PRICE = Price(
     version="2026-11",
     input=Decimal("0.05"),
@@ -109,9 +131,13 @@ _INSIDE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 
 def _model(entry: msgspec.Raw, place: int) -> Model:
     try:
-        return msgspec.json.decode(entry, type=Model)
+        model = msgspec.json.decode(entry, type=Model)
     except msgspec.MsgspecError as error:
         raise ValueError(f"TURNLOG_MODELS: {_called(entry, place)}{_said(str(error))}") from error
+    wrong = wrong_amount(model.price)
+    if wrong is not None:
+        raise ValueError(f"TURNLOG_MODELS: {_called(entry, place)}: its price: {wrong}")
+    return model
 
 
 def _called(entry: msgspec.Raw, place: int) -> str:

@@ -9,12 +9,12 @@ Rules:
 """
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import msgspec
 
-from schemas.models import Model, Price
+from schemas.models import Model, Price, wrong_amount
 from schemas.values import Tier, TimeMs
 
 CACHE_READ = Decimal("0.1")
@@ -22,6 +22,7 @@ CACHE_WRITE = Decimal("1.25")
 CACHE_WRITE_LONG = Decimal(2)
 """What cached tokens cost where the entry does not say: so many times the input's price."""
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CURRENCY = re.compile(r"[A-Z]{3}")
 
 
@@ -61,13 +62,17 @@ class PriceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def price_of(prices: tuple[PriceEntry, ...], model: Model, tier: Tier, accepted_at_ms: TimeMs) -> Price:
     """What a reply of this model costs an account of this tier, by when it was accepted."""
-    at = datetime.fromtimestamp(accepted_at_ms / 1000, UTC)
+    entry = entry_of(prices, model.name, tier, accepted_at_ms)
+    return model.price if entry is None else entry.price
+
+
+def entry_of(prices: tuple[PriceEntry, ...], model: str, tier: Tier, accepted_at_ms: TimeMs) -> PriceEntry | None:
+    """The entry that counts for a model, by its name; None: the list has none that holds."""
+    at = _EPOCH + timedelta(milliseconds=accepted_at_ms)
     holding = [
-        entry for entry in prices if entry.model == model.name and entry.tier in (tier, None) and entry.valid_from <= at
+        entry for entry in prices if entry.model == model and entry.tier in (tier, None) and entry.valid_from <= at
     ]
-    if not holding:
-        return model.price
-    return max(holding, key=lambda entry: (entry.tier is not None, entry.valid_from)).price
+    return max(holding, key=lambda entry: (entry.tier is not None, entry.valid_from), default=None)
 
 
 def parse_prices(text: str) -> tuple[PriceEntry, ...]:
@@ -88,10 +93,9 @@ def parse_prices(text: str) -> tuple[PriceEntry, ...]:
             raise ValueError(f'{where}: valid_from needs its offset: "2026-11-01T00:00:00Z"')
         if not _CURRENCY.fullmatch(entry.currency):
             raise ValueError(f"{where}: currency is {entry.currency!r}; three letters, as in ISO 4217")
-        price = entry.price
-        amounts = (price.input, price.cached_input, price.cache_write, price.long_write, price.output)
-        if not all(amount.is_finite() and amount >= 0 for amount in amounts):
-            raise ValueError(f"{where}: an amount is no number from 0 on")
+        wrong = wrong_amount(entry.price)
+        if wrong is not None:
+            raise ValueError(f"{where}: {wrong}")
         for same in (("version", entry.version), ("valid_from", entry.valid_from)):
             identity = (entry.model, entry.tier, *same)
             if identity in seen:

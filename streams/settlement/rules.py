@@ -7,9 +7,10 @@ import msgspec
 from schemas.events import Event, GenerationEnded, ReplyStored, UsageRecorded
 from schemas.ids import text_digest
 from schemas.models import Model, Price, cost, find, plain, uncached
-from schemas.prices import PriceEntry, price_of
+from schemas.prices import PriceEntry, entry_of
 from schemas.reply import Reply, VoidUsage
 from schemas.stream import Ended
+from schemas.values import Usage
 
 UNPRICED = "unpriced"
 
@@ -36,10 +37,19 @@ class Tariff(msgspec.Struct, frozen=True, kw_only=True):
     prices: tuple[PriceEntry, ...] = ()
 
     def price(self, reply: Reply) -> Price | None:
-        """What the reply costs; None where its model is not served any more and has no price."""
+        """What the reply costs: by the model that answered, or where that has none, by the one that was asked for.
+
+        None where neither is served any more, nor in the list.
+        """
         queued = reply.queued
-        model = find(self.models, reply.model) or find(self.models, queued.model)
-        return price_of(self.prices, model, queued.tier, queued.submitted_at_ms) if model else None
+        for name in (reply.model, queued.model):
+            entry = entry_of(self.prices, name, queued.tier, queued.submitted_at_ms)
+            if entry is not None:
+                return entry.price
+            model = find(self.models, name)
+            if model is not None:
+                return model.price
+        return None
 
 
 def settle(reply: Reply, last: Event, tariff: Tariff) -> Settlement:
@@ -51,8 +61,9 @@ def settle(reply: Reply, last: Event, tariff: Tariff) -> Settlement:
     if end is None:
         raise ValueError(f"{reply.queued.reply_id} has not ended")
     price = tariff.price(reply)
-    usage = (_usage(reply, end, price), *(_void_usage(reply, void, price) for void in reply.void_usage))
-    alarms = (*_text_alarms(reply, last), *_price_alarms(reply, end, price))
+    used = exclusive(end.usage)
+    usage = (_usage(reply, end, used, price), *(_void_usage(reply, void, price) for void in reply.void_usage))
+    alarms = (*_text_alarms(reply, last), *_usage_alarms(reply, end, used), *_price_alarms(reply, end, price))
     return Settlement(stored=_stored(reply, end), usage=usage, alarms=alarms)
 
 
@@ -79,9 +90,31 @@ def _stored(reply: Reply, end: Ended) -> ReplyStored:
     )
 
 
-def _usage(reply: Reply, end: Ended, price: Price | None) -> UsageRecorded:
+def exclusive(usage: Usage) -> Usage:
+    """The usage with parts that are none of another's: no part is negative, none is larger than the whole of it.
+
+    A worker that says otherwise has miscounted; what it says of the whole counts, and of its parts what fits, the
+    cheapest first.
+    """
+    whole = max(usage.input_tokens, 0)
+    read = min(max(usage.cached_input_tokens, 0), whole)
+    written = min(max(usage.cache_write_tokens, 0), whole - read)
+    long_written = min(max(usage.cache_write_long_tokens, 0), whole - read - written)
+    output = max(usage.output_tokens, 0)
+    return msgspec.structs.replace(
+        usage,
+        input_tokens=whole,
+        cached_input_tokens=read,
+        cache_write_tokens=written,
+        cache_write_long_tokens=long_written,
+        output_tokens=output,
+        reasoning_tokens=min(max(usage.reasoning_tokens, 0), output),
+    )
+
+
+def _usage(reply: Reply, end: Ended, usage: Usage, price: Price | None) -> UsageRecorded:
     """The charge of the reply. Nobody pays for what failed: that is not the reader's doing."""
-    queued, usage, timings = reply.queued, end.usage, end.timings
+    queued, timings = reply.queued, end.timings
     charged = end.status != "failed"
     return UsageRecorded(
         account_id=queued.account_id,
@@ -143,6 +176,13 @@ def _void_usage(reply: Reply, void: VoidUsage, price: Price | None) -> UsageReco
 
 def _day(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d")
+
+
+def _usage_alarms(reply: Reply, end: Ended, used: Usage) -> tuple[Alarm, ...]:
+    if used == end.usage:
+        return ()
+    detail = f"{reply.queued.reply_id}: the parts of its usage do not fit into the whole: {end.usage}"
+    return (Alarm(code="usage_differs", detail=detail),)
 
 
 def _price_alarms(reply: Reply, end: Ended, price: Price | None) -> tuple[Alarm, ...]:

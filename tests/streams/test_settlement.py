@@ -17,11 +17,12 @@ from schemas.events import (
     UsageRecorded,
 )
 from schemas.ids import text_digest
-from schemas.models import DEFAULT_MODELS
-from schemas.values import Usage
+from schemas.models import DEFAULT_MODELS, SMOLLM2
+from schemas.prices import parse_prices
+from schemas.values import Timings, Usage
 from streams.log.memory import MemoryLog
 from streams.log.steps import Arrived, Busy, Partition, Record
-from streams.settlement.rules import Alarm, Tariff, plain
+from streams.settlement.rules import Alarm, Tariff, exclusive, plain
 from streams.settlement.step import Limits, Settle, TooMuchOpen
 from tests.streams.events import MODEL, NOW
 
@@ -84,12 +85,11 @@ def ended(seq: int, text: str | None = None, n: int = 1, attempt: int = 1) -> Ge
 class Settling:
     """A step on a log in memory, fed by hand."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, tariff: Tariff | None = None, **limits: int) -> None:
         self.log = MemoryLog(real_time=False)
         self.alarms: list[Alarm] = []
-        self.step = Settle(
-            self.log.writer("streams/settlement"), Tariff(models=DEFAULT_MODELS), Limits(**limits), self.alarms.append
-        )
+        tariff = tariff or Tariff(models=DEFAULT_MODELS)
+        self.step = Settle(self.log.writer("streams/settlement"), tariff, Limits(**limits), self.alarms.append)
         self.step.assigned({TOKENS: 0})
         self.offset = 0
         self.now_ms = NOW
@@ -279,3 +279,124 @@ def test_a_revoked_partition_is_forgotten() -> None:
 @pytest.mark.parametrize(("amount", "text"), [("0", "0"), ("1E-7", "0.0000001"), ("100", "100"), ("0.500", "0.5")])
 def test_amounts_are_plain_decimals(amount: str, text: str) -> None:
     assert plain(Decimal(amount)) == text
+
+
+def recorded(usage: Usage, **members: object) -> UsageRecorded:
+    settling = Settling()
+    settling.submit(queued(), started(), replace(ended(1, ""), usage=usage, **members))  # type: ignore[arg-type]
+    [record] = settling.usage()
+    return record
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        Usage(input_tokens=0, output_tokens=0),
+        Usage(input_tokens=100, output_tokens=0),
+        Usage(input_tokens=100, output_tokens=5, cached_input_tokens=100),
+        Usage(input_tokens=100, output_tokens=5, cached_input_tokens=40, cache_write_tokens=60),
+        Usage(
+            input_tokens=100,
+            output_tokens=5,
+            cached_input_tokens=10,
+            cache_write_tokens=20,
+            cache_write_long_tokens=30,
+            reasoning_tokens=5,
+        ),
+    ],
+)
+def test_the_parts_of_the_input_exclude_each_other_and_are_the_whole(usage: Usage) -> None:
+    record = recorded(usage)
+    parts = (
+        record.uncached_input_tokens,
+        record.cache_read_input_tokens,
+        record.cache_write_input_tokens,
+        record.cache_write_long_input_tokens,
+    )
+    assert min(parts) >= 0
+    assert sum(parts) == usage.input_tokens
+    price = SMOLLM2.price
+    each = (price.input, price.cached_input, price.cache_write, price.long_write)
+    cost = sum(count * amount for count, amount in zip(parts, each, strict=True)) + usage.output_tokens * price.output
+    assert Decimal(record.cost) == cost / 1_000_000
+    assert (record.output_tokens, record.reasoning_tokens) == (usage.output_tokens, usage.reasoning_tokens)
+
+
+def test_parts_that_do_not_fit_into_the_whole_are_an_alarm_and_the_whole_counts() -> None:
+    settling = Settling()
+    wrong = Usage(input_tokens=10, output_tokens=2, cached_input_tokens=8, cache_write_tokens=8, reasoning_tokens=5)
+    settling.submit(queued(), started(), replace(ended(1, ""), usage=wrong))
+    [record] = settling.usage()
+    assert (record.uncached_input_tokens, record.cache_read_input_tokens, record.cache_write_input_tokens) == (0, 8, 2)
+    assert record.reasoning_tokens == 2
+    assert [alarm.code for alarm in settling.alarms] == ["usage_differs"]
+    negative = exclusive(Usage(input_tokens=-1, output_tokens=-1, cached_input_tokens=-1))
+    assert negative == Usage(input_tokens=0, output_tokens=0)
+
+
+def test_an_explicit_zero_stays_zero_and_stays_counted() -> None:
+    record = recorded(Usage(input_tokens=0, output_tokens=0))
+    assert (record.output_tokens, record.cost, record.counted, record.charged) == (0, "0", True, True)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_an_abort_after_some_chunks_is_one_record_of_at_least_those_which_says_how_they_were_counted(
+    counted: bool,
+) -> None:
+    settling = Settling()
+    settling.submit(queued(), started(), *(piece(n, "x") for n in range(1, 8)))
+    cancelled = replace(ended(8, "xxxxxxx"), status="cancelled")
+    if counted:
+        cancelled = replace(cancelled, usage=Usage(input_tokens=10, output_tokens=9))
+    else:
+        cancelled = replace(cancelled, generation_id="", seq=0, usage=None, text_bytes=None, text_digest=None)
+    settling.submit(cancelled)
+    [record] = settling.usage()
+    assert (record.status, record.counted, record.charged) == ("cancelled", counted, True)
+    assert record.output_tokens == (9 if counted else 7)
+    assert Decimal(record.cost) > 0
+
+
+def test_what_never_started_is_a_record_of_nothing() -> None:
+    settling = Settling()
+    settling.submit(queued(), replace(ended(0), generation_id="", seq=0, usage=None, status="cancelled"))
+    [record] = settling.usage()
+    assert (record.record_kind, record.output_tokens, record.cost, record.gpu_ms) == ("reply", 0, "0", None)
+
+
+def test_the_time_in_the_queue_and_on_the_gpu_is_on_the_record() -> None:
+    record = recorded(USAGE, timings=Timings(queued_ms=300, first_token_ms=350, total_ms=1_300))
+    assert (record.queued_ms, record.gpu_ms) == (300, 1_000)
+    assert recorded(USAGE).queued_ms is None
+
+
+def prices(*entries: str) -> Tariff:
+    made = ", ".join(
+        f'{{"version": "{version}", "model": "{model}", "valid_from": "{since}", "input": "1", "output": "{output}"}}'
+        for version, model, since, output in (entry.split("|") for entry in entries)
+    )
+    return Tariff(models=DEFAULT_MODELS, prices=parse_prices(f"[{made}]"))
+
+
+def test_the_price_is_that_of_the_acceptance_and_its_version_is_on_the_record() -> None:
+    # NOW is the acceptance; the end is on another day.
+    tariff = prices(f"before|{MODEL}|1970-01-01T00:00:00Z|3", f"after|{MODEL}|2199-01-01T00:00:00Z|5")
+    settling = Settling(tariff)
+    settling.submit(queued(), started(), ended(1, ""))
+    [record] = settling.usage()
+    assert record.price_version == "before"
+    assert Decimal(record.cost) == (6 * 1 + 4 * Decimal("0.1") + 2 * 3) / 1_000_000
+
+
+def test_a_model_that_is_not_served_any_more_costs_what_the_list_says() -> None:
+    settling = Settling(prices("old|gone|1970-01-01T00:00:00Z|3"))
+    settling.submit(replace(queued(), model="gone"), started(model="gone"), ended(1, ""))
+    assert settling.usage()[0].price_version == "old"
+    assert settling.alarms == []
+
+
+def test_a_smaller_model_that_took_over_costs_its_own_price() -> None:
+    small = replace(SMOLLM2, name="small", price=replace(SMOLLM2.price, version="small", output=Decimal(1)))
+    settling = Settling(Tariff(models=(*DEFAULT_MODELS, small)))
+    settling.submit(queued(), started(model="small"), ended(1, ""))
+    assert (settling.usage()[0].model, settling.usage()[0].price_version) == ("small", "small")
