@@ -119,6 +119,7 @@ async def serve(settings: ApiSettings, process: Process, listeners: Sequence[soc
         used=used,
         tokens=tokens,
         changes=AccountChanges(appender, accounts),
+        prices=settings.prices,
         operator=OperatorKey(settings.operator_key.get_secret_value()) if settings.operator_key is not None else None,
     )
     app = let_in(Edge(create_app(service), metrics, hidden=service.hidden), settings.origins)

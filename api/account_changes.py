@@ -32,3 +32,7 @@ class AccountChanges:
             if all(self._accounts.knows(event) for event in events):
                 return
             await asyncio.sleep(LOOK_S)
+
+    async def record(self, events: Sequence[Event], traceparent: str) -> None:
+        """They are in the log when this returns; no account is another for it. Raises as `append`."""
+        await self._appender.append(events, traceparent)

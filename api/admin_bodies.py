@@ -7,6 +7,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_
 
 from api.bodies import Body
 from schemas.ids import ACCOUNT_ID
+from schemas.invoice import ADJUSTMENT_ID, REASON_CHARS_MAX
 from schemas.tiers import REQUESTS_PER_MINUTE_MAX, TOKENS_MAX
 
 NAME_CHARS_MAX = 200
@@ -97,3 +98,22 @@ class KeyBody(Body):
     )
     user_id: str | None = Field(default=None, description="One of the account's users; the key ends with it.")
     expires_at: AwareDatetime | None = Field(default=None, description="From then on it opens nothing.")
+
+
+class AdjustmentBody(Body):
+    """A correction of what a reply was charged with."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"id": "ticket-7", "reply_id": "rep_…", "amount": "-0.05", "reason": "The reply was empty."}]
+        }
+    )
+
+    id: Annotated[str, Field(pattern=f"^{ADJUSTMENT_ID.pattern}$")] | None = Field(
+        default=None, description="The same id again is the same correction. Absent: a new one each time."
+    )
+    reply_id: Annotated[str, Field(min_length=1, max_length=128)]
+    amount: Annotated[str, Field(min_length=1, max_length=40)] = Field(
+        description="What the charge changes by, a decimal number in its currency: a refund is negative."
+    )
+    reason: Annotated[str, Field(min_length=1, max_length=REASON_CHARS_MAX)] = Field(description="Stands on the bill.")

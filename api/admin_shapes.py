@@ -48,6 +48,19 @@ class AccountPage(Shape):
     next_cursor: str | None
 
 
+class AdjustmentView(Shape):
+    """A correction of what a reply was charged with."""
+
+    id: str
+    account_id: str
+    reply_id: str
+    usage_day: str = Field(description="The day of the reply's own record.")
+    amount: str
+    currency: str
+    reason: str
+    adjusted_at: str
+
+
 class UserView(Shape):
     """A user of an account."""
 

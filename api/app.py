@@ -16,11 +16,13 @@ from api.problems import Problem, bad_request
 from api.routes import (
     account,
     admin,
+    admin_billing,
     admin_keys,
     ai_sdk,
     anthropic,
     conversations,
     durable,
+    invoices,
     messages,
     openai,
     probes,
@@ -51,10 +53,10 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    for part in (messages, tickets, conversations, account, probes, durable, anthropic, ai_sdk, openai):
+    for part in (messages, tickets, conversations, account, invoices, probes, durable, anthropic, ai_sdk, openai):
         app.include_router(part.router)
     if service.operator is not None:
-        for part in (admin, admin_keys):
+        for part in (admin, admin_keys, admin_billing):
             app.include_router(part.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http)

@@ -65,7 +65,14 @@ SELECT {_HEAD} FROM conversations
  WHERE account_id = {{account:String}} AND conversation_id IN {{ids:Array(String)}}
 """  # noqa: S608 - both parts are constants of this module
 
-_TOKENS = ("uncached_input_tokens", "cache_read_input_tokens", "cache_write_input_tokens", "output_tokens")
+_TOKENS = (
+    "uncached_input_tokens",
+    "cache_read_input_tokens",
+    "cache_write_input_tokens",
+    "cache_write_long_input_tokens",
+    "output_tokens",
+    "reasoning_tokens",
+)
 
 _RANGE = """account_id = {account:String}
    AND usage_day >= toDate({from:String}) AND usage_day <= toDate({to:String})"""
@@ -90,6 +97,8 @@ SELECT {_GROUPS[group_by]} AS group_name, currency, toInt64(uniqExact(message_id
 """  # noqa: S608 - both parts are constants of this module
 
 
+TOTAL_COLUMNS = ("group", "currency", "replies", *_TOKENS, "cost")
+
 RECORD_COLUMNS = (
     "usage_day",
     "message_id",
@@ -99,6 +108,7 @@ RECORD_COLUMNS = (
     "status",
     *_TOKENS,
     "counted",
+    "charged",
     "cost",
     "currency",
     "price_version",
@@ -107,7 +117,7 @@ RECORD_COLUMNS = (
 
 RECORDS = f"""
 SELECT toString(usage_day), message_id, record_kind, conversation_id, model, status, {", ".join(_TOKENS)},
-       counted, toString(cost), currency, price_version, toInt64(toUnixTimestamp64Milli(ended_at))
+       counted, charged, toString(cost), currency, price_version, toInt64(toUnixTimestamp64Milli(ended_at))
   FROM usage_records FINAL WHERE {_RANGE}
    AND (toString(usage_day), message_id, record_kind) > ({{day:String}}, {{message:String}}, {{kind:String}})
  ORDER BY toString(usage_day), message_id, record_kind LIMIT {{limit:UInt32}}

@@ -13,6 +13,8 @@ import clickhouse_connect
 import structlog
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
+from api import bill_rows as bills
+from api.bill_queries import LINES, RECORDS_OF, SUMS
 from api.clickhouse_queries import (
     CONVERSATION,
     CONVERSATIONS,
@@ -22,6 +24,7 @@ from api.clickhouse_queries import (
     RECORD_COLUMNS,
     RECORDS,
     REPLY,
+    TOTAL_COLUMNS,
     events_between,
     totals,
 )
@@ -29,6 +32,7 @@ from api.metrics import Metrics
 from api.stores import ConversationHead, FirstUse, OwnConversation, Placed, StoreDown, UsageQuery
 from schemas.codec import Undecodable, hot_decode
 from schemas.events import Event, ReplyStored
+from schemas.invoice import Amounts, Bill, Heading
 
 log = structlog.get_logger()
 
@@ -101,17 +105,18 @@ class ClickHouseViews:
     async def usage_totals(self, account_id: str, query: UsageQuery) -> tuple[dict[str, Any], ...]:
         names = {"account": account_id, "from": query.from_day, "to": query.to_day}
         rows = await self._rows(totals(query.group_by), names)
-        columns = (
-            "group",
-            "currency",
-            "replies",
-            "uncached_input_tokens",
-            "cache_read_input_tokens",
-            "cache_write_input_tokens",
-            "output_tokens",
-            "cost",
-        )
-        return tuple(dict(zip(columns, row, strict=True)) for row in rows)
+        return tuple(dict(zip(TOTAL_COLUMNS, row, strict=True)) for row in rows)
+
+    async def bill_sums(self, account_id: str) -> Mapping[Heading, Amounts]:
+        return bills.sums(await self._rows(SUMS, {"account": account_id}))
+
+    async def closed_bills(self, account_id: str) -> tuple[Bill, ...]:
+        return bills.closed_bills(await self._rows(LINES, {"account": account_id}))
+
+    async def records_of(self, account_id: str, reply_id: str) -> tuple[dict[str, Any], ...]:
+        rows = await self._rows(RECORDS_OF, {"account": account_id, "reply": reply_id})
+        names = ("record_kind", "usage_day", "currency", "cost", "reason")
+        return tuple(dict(zip(names, row, strict=True)) for row in rows)
 
     async def usage_records(
         self, account_id: str, query: UsageQuery, after: tuple[str, str, str] | None, limit: int

@@ -42,6 +42,7 @@ from schemas.events import KeyIssued
 from schemas.ids import Identities, Kind, Parsed, has_secret, key_hash, without_secrets
 from schemas.limits import CLIENT_MESSAGE_ID_CHARS_MAX
 from schemas.models import Model
+from schemas.prices import PriceEntry
 from schemas.tiers import Tiers
 from streams.log.trace import child
 
@@ -76,6 +77,7 @@ class Service:
     changes: AccountChanges
     operator: OperatorKey | None = None
     """None: there are no calls for the operator."""
+    prices: tuple[PriceEntry, ...] = ()
 
     def hidden(self, text: str) -> str:
         """The text without keys and tokens, for answers and logs that repeat what a client sent."""

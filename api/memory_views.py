@@ -6,7 +6,17 @@ from typing import Any
 
 from api.listing import overlaid
 from api.stores import ConversationHead, FirstUse, OwnConversation, Placed, StoreDown, UsageQuery
-from schemas.events import Event, MessageSubmitted, RegenerationRequested, ReplyStored, UsageRecorded
+from schemas.events import (
+    Event,
+    MessageSubmitted,
+    PeriodClosed,
+    PeriodEnded,
+    RegenerationRequested,
+    ReplyStored,
+    UsageAdjusted,
+    UsageRecorded,
+)
+from schemas.invoice import Amounts, Bill, Heading, Ledger, Sums, add
 
 
 class MemoryViews:
@@ -17,10 +27,13 @@ class MemoryViews:
         self._partitions: dict[OwnConversation, int] = {}
         self._progress: dict[int, int] = {}
         self._usage: dict[tuple[str, str, str], UsageRecorded] = {}
+        self._ledgers: dict[str, Ledger] = {}
         self.down = False
 
     def write(self, offset: int, event: Event, partition: int = 0) -> None:
-        """An event of `messages` at its place, or a usage record."""
+        """An event of `messages` at its place, or one of `usage`."""
+        if isinstance(event, UsageRecorded | UsageAdjusted | PeriodEnded | PeriodClosed):
+            self._ledgers.setdefault(event.account_id, Ledger()).apply(event)
         if isinstance(event, UsageRecorded):
             key = (event.usage_day, event.reply_id, event.record_kind)
             if key not in self._usage or self._usage[key].revision < event.revision:
@@ -103,11 +116,41 @@ class MemoryViews:
                 "uncached_input_tokens": sum(r.uncached_input_tokens for r in records),
                 "cache_read_input_tokens": sum(r.cache_read_input_tokens for r in records),
                 "cache_write_input_tokens": sum(r.cache_write_input_tokens for r in records),
+                "cache_write_long_input_tokens": sum(r.cache_write_long_input_tokens for r in records),
                 "output_tokens": sum(r.output_tokens for r in records),
+                "reasoning_tokens": sum(r.reasoning_tokens for r in records),
                 "cost": str(sum((Decimal(r.cost) for r in records), Decimal(0))),
             }
             for (group, currency), records in sorted(groups.items())
         )
+
+    async def bill_sums(self, account_id: str) -> Mapping[Heading, Amounts]:
+        self._answer()
+        sums: Sums = {}
+        for _, held in self._ledger(account_id).records():
+            add(sums, held.heading, held.amounts)
+        return sums
+
+    async def closed_bills(self, account_id: str) -> tuple[Bill, ...]:
+        self._answer()
+        return tuple(bill for bill in self._ledger(account_id).bills() if bill.status == "closed")
+
+    async def records_of(self, account_id: str, reply_id: str) -> tuple[dict[str, Any], ...]:
+        self._answer()
+        return tuple(
+            {
+                "record_kind": kind,
+                "usage_day": day,
+                "currency": held.heading.currency,
+                "cost": str(held.amounts.amount),
+                "reason": held.heading.why,
+            }
+            for (day, reply, kind), held in self._ledger(account_id).records()
+            if reply == reply_id
+        )
+
+    def _ledger(self, account_id: str) -> Ledger:
+        return self._ledgers.get(account_id) or Ledger()
 
     async def usage_records(
         self, account_id: str, query: UsageQuery, after: tuple[str, str, str] | None, limit: int
@@ -124,8 +167,11 @@ class MemoryViews:
                 "uncached_input_tokens": r.uncached_input_tokens,
                 "cache_read_input_tokens": r.cache_read_input_tokens,
                 "cache_write_input_tokens": r.cache_write_input_tokens,
+                "cache_write_long_input_tokens": r.cache_write_long_input_tokens,
                 "output_tokens": r.output_tokens,
+                "reasoning_tokens": r.reasoning_tokens,
                 "counted": r.counted,
+                "charged": r.charged,
                 "cost": r.cost,
                 "currency": r.currency,
                 "price_version": r.price_version,

@@ -7,7 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from api.admin_bodies import AccountBody, AccountChangeBody, KeyBody, LimitsBody, UserBody
+from api.admin_bodies import AccountBody, AccountChangeBody, AdjustmentBody, KeyBody, LimitsBody, UserBody
 from api.bodies import ChangeBody, RegenerateBody, SendBody, TicketBody
 from api.formats.ai_sdk_bodies import AiSdkBody
 from api.formats.anthropic_bodies import AnthropicBody
@@ -15,7 +15,7 @@ from api.formats.openai_bodies import ChatBody, ResponsesBody
 from api.problems import MEDIA_TYPE, ProblemView
 
 _BODIES = (SendBody, RegenerateBody, ChangeBody, TicketBody, AnthropicBody, AiSdkBody, ResponsesBody, ChatBody)
-_ADMIN_BODIES = (AccountBody, AccountChangeBody, LimitsBody, UserBody, KeyBody)
+_ADMIN_BODIES = (AccountBody, AccountChangeBody, LimitsBody, UserBody, KeyBody, AdjustmentBody)
 _REF = "#/components/schemas/{model}"
 _EXAMPLE_STREAM = (
     'id: 1\nevent: started\ndata: {"message_id":"rep_…","conversation_id":"conv_…","model":"smollm2-135m-instruct",'

@@ -16,6 +16,7 @@ from api.prompt_tokens import parse_tokenizers
 from api.reading import Patience
 from api.stores import PageLimit
 from schemas.models import DEFAULT_MODELS, Model, parse_models
+from schemas.prices import PriceEntry, parse_prices
 from schemas.tiers import DEFAULT_TIERS, Tiers, parse_tiers
 from streams.log.process import ProcessSettings, database_of
 
@@ -64,6 +65,9 @@ class ApiSettings(ProcessSettings):
     deadline_s: float = Field(default=900.0, gt=0, le=86_400)
     """As [turns](#turns) has it: for how long what is reserved for a reply stands, if nothing is heard of it."""
 
+    prices: Annotated[tuple[PriceEntry, ...], NoDecode] = ()
+    """JSON list of [price entries](#the-prices), as all processes have it; models without one have their own price."""
+
     ticket_s: int = Field(default=300, ge=1, le=86_400)
     """How long a ticket opens its stream, also again after a broken connection."""
     append_timeout_s: float = Field(default=10.0, gt=0)
@@ -106,6 +110,11 @@ class ApiSettings(ProcessSettings):
     @classmethod
     def _parse_tokenizers(cls, value: object) -> object:
         return parse_tokenizers(value) if isinstance(value, str) else value
+
+    @field_validator("prices", mode="before")
+    @classmethod
+    def _parse_prices(cls, value: object) -> object:
+        return (parse_prices(value) if value else ()) if isinstance(value, str) else value
 
     @field_validator("cors_origins")
     @classmethod

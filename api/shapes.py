@@ -137,7 +137,9 @@ class UsageTotal(Shape):
     uncached_input_tokens: int
     cache_read_input_tokens: int
     cache_write_input_tokens: int
+    cache_write_long_input_tokens: int
     output_tokens: int
+    reasoning_tokens: int = Field(description="Of the output: thought, not shown.")
     cost: str
 
 
@@ -162,8 +164,11 @@ class UsageRecordView(Shape):
     uncached_input_tokens: int
     cache_read_input_tokens: int
     cache_write_input_tokens: int
+    cache_write_long_input_tokens: int
     output_tokens: int
+    reasoning_tokens: int = Field(description="Of the output: thought, not shown.")
     counted: bool
+    charged: bool = Field(description="False: costs nothing, because it failed.")
     cost: str
     currency: str
     price_version: str
@@ -175,6 +180,56 @@ class UsageRecordPage(Shape):
 
     data: list[UsageRecordView]
     next_cursor: str | None
+
+
+class AmountView(Shape):
+    """Money; the amount is a decimal number, exact."""
+
+    currency: str
+    amount: str
+
+
+class InvoiceItem(Shape):
+    """A bill in a listing. An open one is as it would be now."""
+
+    period: str = Field(examples=["2026-11"])
+    status: Literal["open", "closed"]
+    closed_at: str | None
+    totals: list[AmountView] = Field(description="By currency.")
+
+
+class InvoiceLineView(Shape):
+    """What has the same month, model, tier, price and currency.
+
+    `description`: `usage`; `late`, what came after the bill of its month was closed; `not charged`, what failed; or why
+    there is a correction. Differences to earlier bills may be negative.
+    """
+
+    description: str
+    usage_period: str
+    model: str
+    tier: str
+    price_version: str
+    currency: str
+    records: int
+    uncached_input_tokens: int
+    cache_read_input_tokens: int
+    cache_write_input_tokens: int
+    cache_write_long_input_tokens: int
+    output_tokens: int
+    amount: str
+
+
+class InvoiceView(InvoiceItem):
+    """A bill; the sum of its lines is its total."""
+
+    lines: list[InvoiceLineView]
+
+
+class InvoicesView(Shape):
+    """Bills, the newest month first."""
+
+    data: list[InvoiceItem]
 
 
 class BucketView(Shape):
@@ -202,6 +257,7 @@ class PriceView(Shape):
     input: str
     cached_input: str
     cache_write: str
+    cache_write_long: str
     output: str
 
 

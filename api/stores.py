@@ -11,6 +11,7 @@ import msgspec
 from api.limits import Demand, Looked, Reserved
 from api.tails import Tail
 from schemas.events import Event, ReplyStored
+from schemas.invoice import Amounts, Bill, Heading
 from schemas.tiers import Bucket, Holder
 
 
@@ -252,6 +253,15 @@ class Views(Protocol):
 
     async def usage_totals(self, account_id: str, query: UsageQuery) -> tuple[dict[str, Any], ...]:
         """Sums per group and currency; `group` is None without `group_by`."""
+
+    async def bill_sums(self, account_id: str) -> Mapping[Heading, Amounts]:
+        """All that the account's records are, each once, as bills have it."""
+
+    async def closed_bills(self, account_id: str) -> tuple[Bill, ...]:
+        """The account's closed bills, by month."""
+
+    async def records_of(self, account_id: str, reply_id: str) -> tuple[dict[str, Any], ...]:
+        """`record_kind`, `usage_day`, `currency`, `cost` and `reason` of each record of a reply."""
 
     async def usage_records(
         self, account_id: str, query: UsageQuery, after: tuple[str, str, str] | None, limit: int

@@ -41,7 +41,7 @@ class StreamSettings(ProcessSettings):
     @field_validator("prices", mode="before")
     @classmethod
     def _parse_prices(cls, value: object) -> object:
-        return parse_prices(value) if isinstance(value, str) else value
+        return (parse_prices(value) if value else ()) if isinstance(value, str) else value
 
     def pools(self) -> tuple[str, ...]:
         """The pools that the models name."""

@@ -28,7 +28,8 @@ from api.shapes import (
 )
 from api.stores import StoreDown, UsageQuery
 from schemas.limits import PAGE_DEFAULT
-from schemas.models import Model
+from schemas.models import Model, Price
+from schemas.prices import price_of
 from schemas.tiers import RUNNING, Bucket, TierRules, all_buckets
 
 router = APIRouter(prefix="/v1", tags=["account"])
@@ -129,9 +130,11 @@ def _spend(rules: TierRules, spent: Spent | None) -> BucketView:
 
 
 @router.get("/models", summary="Models", response_model=ModelsView, responses=problems(400, 401))
-async def models(the: TheService, caller: TheCaller) -> Response:  # noqa: ARG001 - a key is needed to see them
-    """What the caller may use; `auto` is the first one."""
-    return answer(ModelsView(data=[_model(model) for model in the.models]))
+async def models(the: TheService, caller: TheCaller) -> Response:
+    """What the caller may use, with the price that holds now for its tier; `auto` is the first one."""
+    now_ms = the.now_ms()
+    mine = [model for model in the.models if caller.rules.models is None or model.name in caller.rules.models]
+    return answer(ModelsView(data=[_model(model, price_of(the.prices, model, caller.tier, now_ms)) for model in mine]))
 
 
 def plain(number: str) -> str:
@@ -154,12 +157,16 @@ def _query(from_: date | None, to: date | None, group_by: str | None) -> UsageQu
 
 def _record(row: dict[str, Any]) -> UsageRecordView:
     members = {name: value for name, value in row.items() if name != "ended_at_ms"}
-    changed = {"cost": plain(row["cost"]), "counted": bool(row["counted"]), "ended_at": timestamp(row["ended_at_ms"])}
+    changed = {
+        "cost": plain(row["cost"]),
+        "counted": bool(row["counted"]),
+        "charged": bool(row["charged"]),
+        "ended_at": timestamp(row["ended_at_ms"]),
+    }
     return UsageRecordView(**(members | changed))
 
 
-def _model(model: Model) -> ModelView:
-    price = model.price
+def _model(model: Model, price: Price) -> ModelView:
     return ModelView(
         name=model.name,
         context_tokens=model.context_tokens,
@@ -168,10 +175,11 @@ def _model(model: Model) -> ModelView:
         price=PriceView(
             version=price.version,
             currency=price.currency,
-            input=str(price.input),
-            cached_input=str(price.cached_input),
-            cache_write=str(price.cache_write),
-            output=str(price.output),
+            input=f"{price.input:f}",
+            cached_input=f"{price.cached_input:f}",
+            cache_write=f"{price.cache_write:f}",
+            cache_write_long=f"{price.long_write:f}",
+            output=f"{price.output:f}",
         ),
     )
 
