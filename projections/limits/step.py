@@ -74,6 +74,14 @@ class _Owned(msgspec.Struct):
     """The buckets are made again from what is before this offset; None: they are whole."""
 
 
+class _Noted(msgspec.Struct, frozen=True):
+    """What the marker is told of a partition: how far it has come; None: nothing, only asked."""
+
+    partition: Partition
+    owned: _Owned
+    reached: int | None
+
+
 class LimitsStep:
     """A `Step` over `usage`.
 
@@ -132,7 +140,7 @@ class LimitsStep:
         if now_ms < self._not_before_ms <= now_ms + RETRY_MAX_MS:
             return
         noting = not 0 <= now_ms - self._noted_ms < NOTE_MS
-        noting |= any(_has_caught_up(owned) for owned in self._owned.values())
+        noting |= any(not owned.store or _has_caught_up(owned) for owned in self._owned.values())
         pending = any(owned.pending for owned in self._owned.values())
         if not (noting or pending):
             for owned in self._owned.values():
@@ -170,7 +178,8 @@ class LimitsStep:
         """Write what is pending. The partitions that must be read again: from that offset, or from as far back as the
         buckets need (None).
         """
-        taken = [(owned, tuple(owned.pending)) for owned in self._owned.values()]
+        # What a store has, whose name is not known yet, must be known before it is written to.
+        taken = [(owned, tuple(owned.pending)) for owned in self._owned.values() if owned.store]
         sent: list[Command] = []
         for owned, pending in taken:
             for one in pending:
@@ -178,9 +187,9 @@ class LimitsStep:
                 owner = self._owners.owner(one.event)
                 sent.append(commands.settling(self._namespace, one.event, owner, now_ms, again=again))
         settles = len(sent)
-        noted = list(self._owned.items()) if noting else []
+        noted = [_Noted(partition, owned, _reached(owned)) for partition, owned in self._owned.items() if noting]
         fresh = uuid.uuid4().hex
-        sent += [self._note(fresh, partition, owned) for partition, owned in noted]
+        sent += [self._note(fresh, one) for one in noted]
         answers = self._store.call(sent)
         for _, code, back in answers[:settles]:
             self._count(code, back)
@@ -190,15 +199,14 @@ class LimitsStep:
             owned.settled = owned.position
         return self._noted(noted, answers[settles:])
 
-    def _note(self, fresh: str, partition: Partition, owned: _Owned) -> Command:
-        reached = owned.position if owned.store and (owned.until is None or _has_caught_up(owned)) else None
-        return commands.noting(
-            self._namespace, fresh, owned.store, partition.number, owned.noted, reached, self._partitions
-        )
+    def _note(self, fresh: str, one: "_Noted") -> Command:
+        owned, number = one.owned, one.partition.number
+        return commands.noting(self._namespace, fresh, owned.store, number, owned.noted, one.reached, self._partitions)
 
-    def _noted(self, noted: Sequence[tuple[Partition, _Owned]], answers: Sequence[Any]) -> dict[Partition, int | None]:
+    def _noted(self, noted: Sequence["_Noted"], answers: Sequence[Any]) -> dict[Partition, int | None]:
         lost: dict[Partition, int | None] = {}
-        for (partition, owned), (name, position) in zip(noted, answers, strict=True):
+        for one, (name, position) in zip(noted, answers, strict=True):
+            partition, owned = one.partition, one.owned
             if not name:
                 log.warning("limits_lost", partition=partition.number, store=owned.store)
                 lost[partition] = None
@@ -208,8 +216,8 @@ class LimitsStep:
                     lost[partition] = None
                 elif owned.until is None and position < owned.settled:
                     lost[partition] = position
-            elif owned.until is None or _has_caught_up(owned):
-                owned.until, owned.noted = None, owned.position
+            elif one.reached is not None:
+                owned.until, owned.noted = None, one.reached
         return lost
 
     def _again(self, lost: Mapping[Partition, int | None], now_ms: int) -> None:
@@ -248,6 +256,10 @@ class LimitsStep:
         self._not_before_ms = now_ms + min(RETRY_MAX_MS, RETRY_MS << min(self._failures, 10))
         self._failures += 1
         self.counts.failures += 1
+
+
+def _reached(owned: _Owned) -> int | None:
+    return owned.position if owned.store and (owned.until is None or _has_caught_up(owned)) else None
 
 
 def _has_caught_up(owned: _Owned) -> bool:

@@ -1,0 +1,366 @@
+"""The limits' projection on the real server: each reply settled once, whatever comes twice, late, or not at all."""
+
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from redis import Redis
+
+from api.limits import Looked, bucket_words, confirm_words, looked, outcome, reserve_words
+from projections.limits.commands import MARGIN_MS, Owners, charged_tokens
+from projections.limits.step import LimitsStep, Span
+from projections.redis import functions
+from projections.redis.client import Store
+from schemas.account import Accounts
+from schemas.events import AccountOpened, LimitsChanged, UsageAdjusted, UsageRecorded
+from schemas.examples import EXAMPLES
+from schemas.tiers import DEFAULT_TIERS, Holder, all_buckets
+from schemas.tiers.library import CONFIRM, LOOK, RESERVE, marker_keys
+from streams.log.steps import Partition, Rewind
+from tests.api.demands import RULES, demand
+from tests.projections.logs import arrived, fresh_namespace
+from tests.projections.valkey import Valkey
+
+pytestmark = pytest.mark.servers
+
+HOLDER = Holder("a")
+TIERS = DEFAULT_TIERS | {"free": RULES}
+RECORD = EXAMPLES[UsageRecorded]
+
+
+def now_ms():
+    return time.time_ns() // 1_000_000
+
+
+def ended(reply_id="rep_1", tokens=60, ago_ms=0, **members):
+    """A reply's record, of so many tokens of output."""
+    nothing = {
+        "uncached_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "cache_write_input_tokens": 0,
+        "cache_write_long_input_tokens": 0,
+    }
+    base = {"account_id": "a", "tier": "free", "record_kind": "reply", "conversation_id": "conv", "model": "m"}
+    told = {"pool": "p", "reply_id": reply_id, "output_tokens": tokens, "ended_at_ms": now_ms() - ago_ms}
+    return replace(RECORD, **{**nothing, **base, **told, **members})
+
+
+class World:
+    """A log of usage, the step that reads it, and the API's side of the buckets."""
+
+    def __init__(self, url, partitions=1):
+        self.url = url
+        self.redis = Redis.from_url(url)
+        self.namespace = fresh_namespace()
+        self.logs = {Partition("usage", number): [] for number in range(partitions)}
+        self.accounts = Accounts()
+        self.begin()
+
+    def begin(self, starts=None):
+        """A process begins, at its committed offsets."""
+        self.positions = {partition: (starts or {}).get(partition, 0) for partition in self.logs}
+        self.step = LimitsStep(Store(self.url), self.namespace, Owners(self.accounts, TIERS), self.span, len(self.logs))
+        self.step.assigned(self.positions)
+
+    def span(self, partition, since_ms):
+        events = self.logs[partition]
+        young = [place for place, event in enumerate(events) if getattr(event, "ended_at_ms", since_ms) >= since_ms]
+        return Span(young[0] if young else len(events), len(events))
+
+    def append(self, *events, number=0):
+        self.logs[Partition("usage", number)] += events
+
+    def turn(self, count=1_000, at_ms=None):
+        self.now_ms = at_ms or max(getattr(self, "now_ms", 0) + 1_100, now_ms())
+        try:
+            for partition, position in self.positions.items():
+                batch = self.logs[partition][position : position + count]
+                self.positions[partition] = position + len(batch)
+                self.step.submit(arrived(batch, partition, position), self.now_ms)
+            self.step.poll(self.now_ms)
+        except Rewind as rewind:
+            self.positions |= rewind.offsets
+
+    def finish(self):
+        for _ in range(12):
+            self.turn()
+        assert not self.step.trouble
+
+    def reserve(self, reply_id="rep_1", account_id="a", **members):
+        asked = demand(reply_id, account_id, **members)
+        answer = self.redis.fcall(RESERVE.decode(), 2, *asked.holder.keys(self.namespace), *reserve_words(asked))
+        return outcome(answer, asked)
+
+    def confirm(self, reply_id="rep_1", **members):
+        asked = demand(reply_id, **members)
+        self.redis.fcall(CONFIRM.decode(), 2, *asked.holder.keys(self.namespace), *confirm_words(asked))
+
+    def look(self, holder=HOLDER, rules=RULES) -> Looked:
+        buckets = all_buckets(rules, holder)
+        answer = self.redis.fcall(LOOK.decode(), 2, *holder.keys(self.namespace), *bucket_words(buckets))
+        return looked(answer, buckets, rules.running_max)
+
+    def tokens(self):
+        return self.look().standing.levels[1].micro / 1e6
+
+    def whole(self):
+        return self.redis.get(marker_keys(self.namespace)[1])
+
+
+SLOW = replace(RULES, tokens_per_minute=1)
+"""Of these nothing comes back within a test."""
+
+
+@pytest.fixture
+def world(servers, monkeypatch):
+    functions.load(servers.redis_url)
+    monkeypatch.setitem(TIERS, "free", SLOW)
+    made = World(servers.redis_url)
+    yield made
+    for key in made.redis.scan_iter(f"{made.namespace}:*", count=1000):
+        made.redis.delete(key)
+
+
+@pytest.fixture
+def valkey(tmp_path, monkeypatch):
+    monkeypatch.setitem(TIERS, "free", SLOW)
+    server = Valkey(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def slow(world, reply_id="rep_1", **members):
+    return world.reserve(reply_id, rules=SLOW, **members)
+
+
+def left(world):
+    """Tokens in the bucket, refill aside."""
+    return round(world.look(rules=SLOW).standing.levels[1].micro / 1e6)
+
+
+def test_what_a_reply_did_not_use_comes_back_once_however_often_its_record_comes(world):
+    slow(world)
+    assert left(world) == 900
+    world.append(ended(), ended(), ended(revision=2))
+    world.finish()
+    world.begin()
+    world.finish()
+    assert left(world) == 940
+    assert world.look().standing.running == 0
+    assert world.step.counts.settled == 0
+
+
+def test_more_than_was_reserved_is_charged_and_may_leave_a_debt(world):
+    slow(world)
+    world.append(ended(tokens=1_200))
+    world.finish()
+    assert left(world) == -200
+
+
+def test_cached_reads_are_free_and_writes_count(world):
+    slow(world)
+    record = ended(
+        tokens=1,
+        uncached_input_tokens=2,
+        cache_read_input_tokens=500,
+        cache_write_input_tokens=4,
+        cache_write_long_input_tokens=8,
+    )
+    assert charged_tokens(record) == 15
+    world.append(record)
+    world.finish()
+    assert left(world) == 985
+
+
+@pytest.mark.parametrize("status", ["completed", "length", "cancelled", "refused", "failed"])
+def test_whatever_became_of_a_reply_its_share_is_free(world, status):
+    slow(world)
+    world.append(ended(tokens=0, status=status))
+    world.finish()
+    assert left(world) == 1_000
+    assert world.look().standing.running == 0
+
+
+def test_attempts_and_corrections_say_nothing_about_buckets(world):
+    slow(world)
+    correction = UsageAdjusted(
+        account_id="a",
+        reply_id="rep_1",
+        record_kind="refund-1",
+        revision=1,
+        usage_day="2026-11-30",
+        cost="-1",
+        currency="USD",
+        reason="x",
+        adjusted_at_ms=1,
+    )
+    world.append(ended(record_kind="attempt-1"), correction)
+    world.finish()
+    assert left(world) == 900
+
+
+def test_a_reply_whose_lease_is_over_is_charged_when_it_ends(world):
+    leases = demand().leases
+    slow(world, leases=replace(leases, door_ms=1))
+    until = time.monotonic() + 10
+    while world.look().standing.running and time.monotonic() < until:
+        pass
+    assert left(world) == 1_000
+    world.append(ended())
+    world.finish()
+    assert left(world) == 940
+    assert world.step.counts.late == 1
+
+
+def test_a_record_that_is_older_than_the_window_and_was_never_reserved_charges_nothing(world, monkeypatch):
+    monkeypatch.setitem(TIERS, "free", replace(SLOW, tokens_per_minute=1_000))
+    window_ms = 60_000
+    world.append(ended("rep_1", ago_ms=window_ms + MARGIN_MS + 5_000), ended("rep_2", ago_ms=window_ms))
+    world.finish()
+    assert world.step.counts.settled == 1
+
+
+def test_an_organisation_shares_one_bucket(world, monkeypatch):
+    rules = replace(SLOW, organisation_tokens_per_minute=500)
+    monkeypatch.setitem(TIERS, "free", rules)
+    for account_id in ("a", "b"):
+        opened = AccountOpened(account_id=account_id, name="x", tier="free", opened_at_ms=1, organisation_id="o")
+        world.accounts.apply(opened.key(), opened)
+    members = {"organisation_id": "o", "rules": rules, "output_tokens": 190}
+    assert world.reserve("rep_1", "a", **members).standing.levels[2].available in (300, 301)
+    assert world.reserve("rep_2", "b", **members).standing.levels[2].available in (100, 101, 102)
+    world.append(ended("rep_1", 0), ended("rep_2", 0, account_id="b"))
+    world.finish()
+    looked_at = world.look(Holder("b", "o"), rules)
+    assert [level.available for level in looked_at.standing.levels[1:]] == [1_000, 500]
+
+
+def test_the_accounts_own_limits_count(world):
+    opened = AccountOpened(account_id="a", name="x", tier="free", opened_at_ms=1)
+    own = LimitsChanged(account_id="a", changed_at_ms=2, burst_tokens=100, tokens_per_minute=1)
+    for event in (opened, own):
+        world.accounts.apply(event.key(), event)
+    world.append(ended(tokens=60))
+    world.finish()
+    assert round(world.look(rules=replace(SLOW, burst_tokens=100)).standing.levels[1].micro / 1e6) == 40
+
+
+def test_the_conversation_is_weighed_by_what_its_newest_reply_left(world):
+    said = HOLDER.keys(world.namespace)[0] + b":said:conv"
+    slow(world)
+    world.confirm(rules=SLOW)
+    assert world.redis.hmget(said, "last", "prompt", "output") == [b"rep_1", b"10", b"90"]
+    world.append(ended(tokens=30, uncached_input_tokens=12, cache_read_input_tokens=100))
+    world.finish()
+    assert world.redis.hmget(said, "last", "prompt", "output", "most") == [b"rep_1", b"112", b"30", b"142"]
+    next_one = slow(world, "rep_2", before="last")
+    assert left(world) == 1_000 - 42 - 242
+    assert next_one.fresh
+    world.confirm("rep_2", rules=SLOW, before="last")
+    world.append(ended("rep_2", tokens=0, status="refused"))
+    world.finish()
+    assert world.redis.hmget(said, "last", "prompt", "output") == [b"rep_2", b"152", b"0"]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_killed_replayed_and_reordered_between_partitions_the_buckets_are_the_same(world, data):
+    world.namespace = fresh_namespace()
+    world.logs = {Partition("usage", number): [] for number in range(2)}
+    replies = [f"rep_{n}" for n in range(6)]
+    used = {reply: data.draw(st.integers(0, 150)) for reply in replies}
+    for reply in replies:
+        slow(world, reply)
+    for reply in data.draw(st.permutations(replies + data.draw(st.lists(st.sampled_from(replies), max_size=6)))):
+        world.append(ended(reply, used[reply]), number=int(reply[-1]) % 2)
+    world.begin()
+    for count, kill in data.draw(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=10)):
+        world.turn(count)
+        if kill:
+            world.begin(dict(world.step.settled()))
+    world.finish()
+    assert left(world) == 1_000 - sum(used.values())
+    assert world.look().standing.running == 0
+    assert world.whole()
+
+
+def test_buckets_are_whole_only_when_every_partition_has_been_made_again(world):
+    world.logs = {Partition("usage", number): [] for number in range(3)}
+    world.begin()
+    world.step.revoked([Partition("usage", 2)])
+    del world.positions[Partition("usage", 2)]
+    for _ in range(6):
+        world.turn()
+    assert world.whole() is None
+    world.positions[Partition("usage", 2)] = 0
+    world.step.assigned({Partition("usage", 2): 0})
+    for _ in range(6):
+        world.turn()
+    assert world.whole() is not None
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["flushed", "restarted empty"])
+def test_a_lost_redis_is_noticed_and_its_buckets_are_made_again_from_usage(valkey, restart):
+    functions.load(valkey.url)
+    world = World(valkey.url)
+    world.append(ended("old", 500, ago_ms=3_600_000 * 40), *(ended(f"rep_{n}", 100) for n in range(3)))
+    world.finish()
+    assert left(world) == 1_000 - 300, "the old one is beyond the window"
+    whole = world.whole()
+    slow(world, "running")
+    if restart:
+        valkey.kill()
+        world.turn()
+        assert world.step.trouble
+        valkey.start()
+    else:
+        world.redis.flushall()
+    assert world.whole() is None
+    world.append(ended("running", 50))
+    for _ in range(14):
+        world.turn(1)
+    world.finish()
+    assert left(world) == 1_000 - 350
+    assert world.whole() not in (None, whole)
+    assert world.step.counts.rebuilds >= 2
+
+
+def test_buckets_made_again_never_hold_less_than_nothing(valkey):
+    functions.load(valkey.url)
+    world = World(valkey.url)
+    world.append(*(ended(f"rep_{n}", 400) for n in range(5)))
+    world.finish()
+    assert left(world) == 0
+
+
+def test_a_store_that_came_back_with_older_data_is_noticed(valkey):
+    functions.load(valkey.url)
+    world = World(valkey.url)
+    world.append(ended("rep_1", 100))
+    world.finish()
+    dump = {key: world.redis.dump(key) for key in world.redis.scan_iter("*")}
+    world.append(ended("rep_2", 100))
+    world.finish()
+    assert left(world) == 800
+    for key in world.redis.scan_iter("*"):
+        world.redis.delete(key)
+    for key, value in dump.items():
+        world.redis.restore(key, 0, value)
+    assert left(world) == 900
+    world.finish()
+    assert left(world) == 800
+
+
+def test_a_process_that_begins_after_its_marker_reads_again_from_there(world):
+    world.append(*(ended(f"rep_{n}", 10) for n in range(4)))
+    world.finish()
+    marker = marker_keys(world.namespace)[0]
+    world.redis.hset(marker, "0", 2)
+    world.begin({Partition("usage", 0): 4})
+    world.turn()
+    assert world.positions[Partition("usage", 0)] == 2
+    world.finish()
+    assert left(world) == 960
