@@ -195,6 +195,8 @@ def _usage(usage: Usage) -> UsageView:
         output_tokens=usage.output_tokens,
         cached_input_tokens=usage.cached_input_tokens,
         cache_write_tokens=usage.cache_write_tokens,
+        cache_write_long_tokens=usage.cache_write_long_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
         counted=usage.counted,
     )
 

@@ -72,11 +72,13 @@ async def check(traffic: Traffic, report: Report) -> None:
 
 
 async def _bills(traffic: Traffic, wanted: set[str]) -> dict[str, list[Kept]]:
-    """All usage records by reply, once the views have those of all that was asked."""
+    """All charges by reply, once the views have those of all that was asked."""
     deadline = time.monotonic() + VIEWS_S
     while True:
         bills: dict[str, list[Kept]] = defaultdict(list)
         for record in await traffic.pages("/v1/usage/records"):
+            if record["record_kind"] != "reply":
+                continue
             bill = Kept(where="billed", status=record["status"], output_tokens=record["output_tokens"])
             bills[record["message_id"]].append(bill)
         if wanted <= bills.keys() or time.monotonic() > deadline:
