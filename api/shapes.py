@@ -24,6 +24,8 @@ class UsageView(Shape):
     output_tokens: int
     cached_input_tokens: int
     cache_write_tokens: int
+    cache_write_long_tokens: int
+    reasoning_tokens: int
     counted: bool = Field(description="True: counted by the engine. False: estimated from what was streamed.")
 
 
