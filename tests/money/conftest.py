@@ -1,0 +1,14 @@
+"""Histories are silent."""
+
+import logging
+
+import pytest
+
+from tests.money.__main__ import quiet
+
+
+@pytest.fixture(autouse=True)
+def _silent():
+    quiet()
+    yield
+    logging.disable(logging.NOTSET)
