@@ -12,8 +12,6 @@ from api.issuer_keys import REFETCH_S, HttpFetch, IssuerKeys
 from api.issuers import Tokens, parse_issuers
 from api.last_used import EVERY_MS
 from api.operator import OperatorKey
-from schemas.events import KeyIssued
-from schemas.ids import key_hash
 from schemas.tiers import REQUESTS_PER_MINUTE_MAX, TOKENS_MAX
 from tests.api.issuer import FakeIssuer, issuer
 from tests.api.world import ALICE, OPERATOR, Answer, Process, World
@@ -455,20 +453,3 @@ def test_the_operators_key_is_not_shown() -> None:
     key = OperatorKey(OPERATOR)
     assert OPERATOR not in repr(key)
     assert OPERATOR not in key.hidden(f"a {OPERATOR} b")
-
-
-async def test_while_an_account_fact_is_written_again_its_keys_open_it(world: World) -> None:
-    issued_again = KeyIssued(account_id="alice", key_id="1", key_hash=key_hash(ALICE), issued_at_ms=1)
-    stop = asyncio.Event()
-
-    def write() -> None:
-        while not stop.is_set():
-            world.accounts.apply("alice/key/1", issued_again)
-
-    writing = asyncio.create_task(asyncio.to_thread(write))
-    try:
-        for _ in range(20_000):
-            assert world.accounts.opened_by(key_hash(ALICE), 1) is not None
-    finally:
-        stop.set()
-        await writing

@@ -160,6 +160,14 @@ async def test_what_no_bucket_ever_holds_is_refused_for_good_and_running_replies
     assert full.lacking == "running"
 
 
+async def test_when_keys_were_used_is_kept_by_account(hot: Hot) -> None:
+    assert await hot.store.keys_used("ann") == {}
+    await hot.store.note_keys({"ann": {"k1": 5, "k2": 6}, "bob": {"k3": 7}})
+    await hot.store.note_keys({"ann": {"k1": 8}})
+    assert await hot.store.keys_used("ann") == {"k1": 8, "k2": 6}
+    assert await hot.store.keys_used("bob") == {"k3": 7}
+
+
 async def test_what_was_written_is_remembered_in_the_order_of_the_log(hot: Hot) -> None:
     def renamed(title: str) -> ConversationRenamed:
         return ConversationRenamed(

@@ -18,11 +18,13 @@ LONG = msgspec.structs.replace(
     SMOLLM2, context_tokens=400_000, output_tokens_max=300_000, output_tokens_default=300_000
 )
 SMALL = msgspec.structs.replace(SMOLLM2, name="small", context_tokens=1_000)
+OPERATOR = "tlo_of_the_tests_of_this_folder_alone"
 SETTINGS = {
     "TURNLOG_HEARTBEAT_S": "0.5",
     "TURNLOG_SEND_TIMEOUT_S": "3",
     "TURNLOG_TOKEN_TIMEOUT_S": "3",
     "TURNLOG_SLOTS": str(SLOTS),
+    "TURNLOG_OPERATOR_KEY": OPERATOR,
     "TURNLOG_MODELS": msgspec.json.encode([LONG, SMALL]).decode(),
 }
 

@@ -42,13 +42,14 @@ class Product:
         self.data = data
         self.env = os.environ | {"TURNLOG_LOG_LEVEL": "info"} | (env or {})
         command = ["up", "--detach", "--json", "--data", str(data), "--port", "0", *options]
-        lines = self._turnlog(*command, timeout_s=180).stdout.splitlines()
+        lines = self.turnlog(*command, timeout_s=180).stdout.splitlines()
         ready = json.loads(lines[-1])
         assert ready["event"] == "ready", lines
         self.url: str = ready["url"]
         self.api_key: str = ready["api_key"]
 
-    def _turnlog(self, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def turnlog(self, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, which must be a good one."""
         done = subprocess.run(
             [sys.executable, "-m", "infra", *arguments],
             cwd=REPOSITORY,
@@ -62,16 +63,16 @@ class Product:
         return done
 
     def close(self) -> None:
-        self._turnlog("down", "--data", str(self.data))
+        self.turnlog("down", "--data", str(self.data))
 
     def open_account(self, name: str, tier: str) -> str:
         """A new account's key; API processes know it a moment later."""
-        made = self._turnlog("accounts", "create", name, "--tier", tier, "--json", "--data", str(self.data)).stdout
+        made = self.turnlog("accounts", "create", name, "--tier", tier, "--json", "--data", str(self.data)).stdout
         return str(json.loads(made)["api_key"])
 
     def parts(self) -> dict[str, dict[str, Any]]:
         """Each part of the stack by its name, as `turnlog status --json` gives it."""
-        status = json.loads(self._turnlog("status", "--json", "--data", str(self.data)).stdout)
+        status = json.loads(self.turnlog("status", "--json", "--data", str(self.data)).stdout)
         return {part["name"]: part for part in status["parts"]}
 
     def signal(self, name: str, number: signal.Signals) -> int:
