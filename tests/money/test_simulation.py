@@ -1,4 +1,4 @@
-"""However the billing projection is killed: at every read its tables are the fold of the log up to the told progress."""
+"""However the billing projection is killed, at every read its tables are the fold of the log up to what it told."""
 
 import pytest
 
