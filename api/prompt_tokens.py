@@ -27,8 +27,8 @@ from schemas.models import Model
 
 log = structlog.get_logger()
 
-MESSAGE_TOKENS = 8
-PROMPT_TOKENS = 40
+MESSAGE_TOKENS = 12
+PROMPT_TOKENS = 24
 """A system prompt of the template's own, and what calls for the answer."""
 AT_ONCE_CHARS = 8_192
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from inference_workers.engine import EngineUnavailable
+from inference_workers.engines.llama_server import find_model
 from inference_workers.settings import WorkerSettings
 from infra import fetch, leftovers
 from infra.data_folder import DataFolder, replace_json
@@ -30,6 +32,7 @@ from infra.servers import Servers, plan_servers, server_parts
 from infra.settings import StackSettings
 from infra.settings_check import told
 from infra.supervisor import Supervisor
+from schemas.models import DEFAULT_MODELS
 from streams.settings import DispatchSettings
 
 SNAPSHOT_EVERY_S = 1.0
@@ -198,9 +201,20 @@ def _environment(settings: StackSettings, folder: DataFolder, servers: Servers) 
         "TURNLOG_SECRET": settings.secret or folder.secret(),
         "TURNLOG_ENGINE": settings.engine,
         "TURNLOG_DATA": str(folder.path),
+        **_tokenizers(settings),
         "MALLOC_ARENA_MAX": "2",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def _tokenizers(settings: StackSettings) -> dict[str, str]:
+    """Where prompts of the model that comes with the stack are counted by its own tokenizer, if none is named."""
+    if "TURNLOG_TOKENIZERS" in os.environ or settings.models or settings.engine != "llama_cpp":
+        return {}
+    try:
+        return {"TURNLOG_TOKENIZERS": json.dumps({DEFAULT_MODELS[0].name: str(find_model())})}
+    except EngineUnavailable:
+        return {}
 
 
 def _processes(settings: StackSettings, folder: DataFolder, env: dict[str, str], api_port: int) -> list[Part]:
