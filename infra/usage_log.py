@@ -1,6 +1,6 @@
 """The topic `usage` as an operator's commands read and write it: folded account by account, a partition at a time.
 
-Memory: about 0.7 kB for each record of the partition that is read.
+Memory: about 0.6 kB for each record of the partition that is read.
 """
 
 from __future__ import annotations
