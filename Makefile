@@ -5,6 +5,7 @@
 # make kills    the long run of kills: six minutes, two instances of turns and of dispatch
 # make chaos    random kills and pauses of every part and server, minutes to hours: make chaos KILLS=200 SEED=7;
 #               workers alone, with replies that hang and crash them: make chaos CHAOS="--only worker --workers 3 --minutes 10"
+# make bills    the billing projection killed 100 times under a stream of usage, each read held to the log: six minutes
 # make bench    the benchmarks
 # make format   format and fix what can be fixed
 # make lock     resolve the Python packages again
@@ -24,7 +25,7 @@ PURE_TESTS := $(BIN)/python -m pytest -n $(shell expr $$(nproc) \* 3 / 2) -m "$(
 SERVER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile -m "not ($(WITHOUT_SERVERS))" \
 	-o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
-.PHONY: setup run test check kills chaos bench format lock
+.PHONY: setup run test check kills chaos bills bench format lock
 .DEFAULT_GOAL := run
 
 setup:
@@ -50,6 +51,9 @@ kills: setup
 
 chaos: setup
 	$(BIN)/python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+
+bills: setup
+	$(BIN)/python -m tests.money.kills $(if $(SEED),--seed $(SEED))
 
 bench: setup
 	$(BIN)/python -m tests.benchmarks $(BENCHMARKS)

@@ -38,6 +38,7 @@ TakeOver = Annotated[bool, typer.Option("--take-over", help="Go on in the place 
 Repair = Annotated[bool, typer.Option("--repair", help="Write what the log says.")]
 Every = Annotated[str | None, typer.Option(help="Again and again: 90s, 15m, 1h, 1d.")]
 Days = Annotated[int, typer.Option(min=0, help="Only records of so many days, today included; 0: all.")]
+Replies = Annotated[bool, typer.Option("--replies/--no-replies", help="Also compare messages with bills.")]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="With --every: serve Prometheus metrics there.")]
 
 
@@ -104,6 +105,7 @@ def reconcile(
     every: Every = None,
     days: Days = 0,
     archive: Archive = None,
+    replies: Replies = True,
     metrics_port: MetricsPort = 0,
     data: Data = None,
     as_json: AsJson = False,
@@ -113,7 +115,7 @@ def reconcile(
     from projections.reconcile.reconcile import Options
 
     say = _Say(as_json)
-    options = Options(archive=archive, repair=repair, days=days)
+    options = Options(archive=archive, repair=repair, days=days, replies=replies)
     if every is None:
         if _reconcile(data, options, say).left:
             raise typer.Exit(1)

@@ -1,0 +1,137 @@
+"""`turnlog rebuild`, `archive` and `reconcile` on real servers, as an operator runs them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from infra.ports import free_port
+from projections.clickhouse.client import Database
+from streams.log.kafka.log import KafkaLog
+from streams.log.steps import Output
+from tests.projections.test_processes import Running, eventually
+from tests.projections.test_rebuild import stream, total
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
+
+
+class Operator:
+    """A namespace with records that the projection has written, and commands on it."""
+
+    def __init__(self, deployment, folder):
+        self.deployment = deployment
+        self.database = Database(deployment.clickhouse_url, deployment.database)
+        self.log = KafkaLog(deployment.kafka_bootstrap, deployment.namespace, "test")
+        self.views = Running("views", deployment.environment(), folder)
+        self.append(stream(200))
+        eventually(lambda: total(self.database)[0] == 200, "records")
+
+    def append(self, events):
+        writer = self.log.writer("test")
+        for event in events:
+            writer.append(Output(event=event))
+        writer.close(20)
+
+    def command(self, *arguments):
+        return [sys.executable, "-m", "infra", *arguments]
+
+    def turnlog(self, *arguments):
+        done = subprocess.run(
+            self.command(*arguments),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        return done, lines
+
+    @property
+    def environment(self):
+        return os.environ | self.deployment.environment()
+
+    def close(self):
+        self.views.end(signal.SIGKILL)
+        self.log.close()
+        self.database.close()
+
+
+@pytest.fixture
+def operator(provisioned, tmp_path):
+    made = Operator(provisioned, tmp_path)
+    yield made
+    made.close()
+
+
+def test_rows_that_are_lost_are_shown_repaired_and_rebuilt(operator, tmp_path):
+    before = total(operator.database)
+    done, lines = operator.turnlog("reconcile", "--json")
+    assert (done.returncode, lines[-1]["reconciled"]["found"]) == (1, 200), "of replies that were never stored"
+    assert {line["difference"]["kind"] for line in lines[:-1]} == {"no_reply"}
+    operator.database.erase("usage_records", "output_tokens BETWEEN 5 AND 8")
+    done, lines = operator.turnlog("reconcile", "--no-replies", "--json")
+    assert (done.returncode, [line["difference"]["kind"] for line in lines[:-1]]) == (1, ["missing"] * 4)
+    done, _ = operator.turnlog("reconcile", "--no-replies", "--repair")
+    assert done.returncode == 0
+    assert done.stdout.count("usage_records missing a") == 4
+    assert "4 differences, 0 left" in done.stdout
+    assert total(operator.database) == before
+    operator.database.erase("usage_records", "output_tokens > 100")
+    done, lines = operator.turnlog("rebuild", "billing", "--json")
+    assert done.returncode == 0, done.stderr
+    assert lines[-1]["rebuilt"]["loaded"]["records"] == 200
+    assert lines[-1]["rebuilt"]["compared"][0]["differences"] == 99
+    assert total(operator.database) == before
+    operator.append(stream(220)[200:])
+    eventually(lambda: total(operator.database)[0] == 220, "the projection writes the new table")
+    done, lines = operator.turnlog("archive", "usage", "--to", str(tmp_path / "kept"), "--json")
+    assert lines[-1]["archived"]["records"] == 220
+    done, _ = operator.turnlog("archive", "usage", "--to", str(tmp_path / "kept"))
+    assert "Archived 0 records" in done.stdout
+    done, lines = operator.turnlog("rebuild", "usage_records", "--archive", str(tmp_path / "kept"), "--json")
+    assert (done.returncode, lines[-1]["rebuilt"]["compared"][0]["differences"]) == (0, 0)
+
+
+def test_what_cannot_be_done_is_one_sentence(operator):
+    for arguments, sentence in (
+        (("rebuild", "nothing"), "There is no view 'nothing' that comes from the log; there are: "),
+        (("archive", "accounts", "--to", "x"), "'accounts' is no topic that can be archived"),
+        (("reconcile", "--every", "soon"), "--every 'soon' is no time"),
+    ):
+        done, _ = operator.turnlog(*arguments)
+        assert done.returncode in (1, 2)
+        assert sentence in " ".join(done.stderr.replace("│", " ").split()), done.stderr
+        assert "Traceback" not in done.stderr
+    done, _ = operator.turnlog("rebuild", "billing", "--abort")
+    assert (done.returncode, done.stdout) == (0, "There was nothing to remove.\n")
+
+
+def test_a_scheduled_run_repairs_again_and_again_and_serves_metrics(operator):
+    port = free_port()
+    options = ["--every", "1s", "--repair", "--no-replies", "--metrics-port", str(port)]
+    running = subprocess.Popen(operator.command("reconcile", *options), env=operator.environment)
+    try:
+        before = total(operator.database)
+
+        def metrics():
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                    lines = answer.read().decode().splitlines()
+            except OSError:
+                return {}
+            return {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if not line.startswith("#")}
+
+        eventually(lambda: metrics().get("turnlog_reconcile_records") == 200, "a first run")
+        operator.database.erase("usage_records", "output_tokens = 7")
+        eventually(lambda: total(operator.database) == before, "repaired")
+        eventually(lambda: metrics()["turnlog_reconcile_differences"] == 0, "told")
+        assert time.time() - metrics()["turnlog_reconcile_last_run_seconds"] < 60
+    finally:
+        running.terminate()
+        assert running.wait(60) == 0
