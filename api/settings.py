@@ -1,5 +1,6 @@
 """Settings of an API process, from TURNLOG_… variables."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,9 @@ SETTLED_MS = 60_000
 """So long after its deadline the end of a reply is settled, at the latest."""
 
 
+OPERATOR_KEY_CHARS_MIN = 16
+
+
 class ApiSettings(ProcessSettings):
     """Times are in seconds, unless the name says otherwise."""
 
@@ -48,7 +52,7 @@ class ApiSettings(ProcessSettings):
     tiers: Annotated[Tiers, NoDecode] = DEFAULT_TIERS
     """JSON object of [tiers](#the-tiers): members given go before those of the default."""
 
-    operator_key: SecretStr | None = Field(default=None, min_length=16)
+    operator_key: SecretStr | None = None
     """Opens the operator's calls, [`/v1/admin/…`](accounts.md#the-operators-calls); absent: there are none. Begin it
     with `tlo_`, and let 24 random characters or more follow: such keys are hidden wherever they turn up."""
     jwt_issuers: Annotated[tuple[Issuer, ...], NoDecode] = ()
@@ -100,6 +104,14 @@ class ApiSettings(ProcessSettings):
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
         return value or None
+
+    @field_validator("operator_key")
+    @classmethod
+    def _can_be_sent(cls, value: SecretStr | None) -> SecretStr | None:
+        text = value.get_secret_value() if value is not None else None
+        if text is not None and (len(text) < OPERATOR_KEY_CHARS_MIN or not re.fullmatch(r"[!-~]+", text)):
+            raise ValueError(f"must have {OPERATOR_KEY_CHARS_MIN} characters or more, all of ASCII and no blanks")
+        return value
 
     @field_validator("jwt_issuers", mode="before")
     @classmethod

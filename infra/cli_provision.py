@@ -48,9 +48,12 @@ def provision(as_json: AsJson = False, quiet: Quiet = False, demo_account: DemoF
 
 
 def _append_demo(settings: ProvisionSettings, data: Path) -> None:
-    from infra.accounts import demo_events
+    from infra.accounts import demo_changes
     from infra.data_folder import DataFolder
+    from infra.known_accounts import read_accounts
     from infra.log_append import append
 
     demo = DataFolder(data).demo(int(time.time() * 1000))
-    append(settings.kafka_bootstrap, settings.namespace, demo_events(demo))
+    lacking = demo_changes(demo, read_accounts(settings.kafka_bootstrap, settings.namespace))
+    if lacking:
+        append(settings.kafka_bootstrap, settings.namespace, lacking)

@@ -83,8 +83,12 @@ class Accounts:
         if isinstance(before, KeyIssued) and not (isinstance(event, KeyIssued) and event.key_hash == before.key_hash):
             self._keys.pop(before.key_hash, None)
 
+    def fact(self, key: str) -> Event | None:
+        """The newest event of a record key."""
+        return self._facts.get(key)
+
     def knows(self, event: Event) -> bool:
-        """Whether this event is what is known under its key."""
+        """Whether this event is the newest one of its record key."""
         return self._facts.get(event.key()) == event
 
     def account(self, account_id: str) -> Account | None:

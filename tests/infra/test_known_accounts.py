@@ -3,12 +3,13 @@
 import pytest
 import typer
 
-from infra.accounts import issue_key, open_account, revoke_key
+from infra.accounts import demo_changes, issue_key, open_account, revoke_key
 from infra.accounts_log import expiry_of
+from infra.data_folder import DemoAccount
 from infra.errors import StackError
 from infra.known_accounts import fold, refuse_existing, the_account, the_key, the_open_account
 from schemas.account import Accounts
-from schemas.events import AccountClosed, Event, TierChanged
+from schemas.events import AccountClosed, Event, LimitsChanged, TierChanged
 from schemas.ids import key_id
 from schemas.topics import ACCOUNTS
 from streams.log.catchup import read_all
@@ -88,6 +89,19 @@ def test_a_tombstone_takes_a_record_away() -> None:
         timestamp_ms=2,
     )
     assert fold([opened, gone]).account("demo") is None
+
+
+DEMO = DemoAccount("demo", key_id(KEY), KEY, 5)
+
+
+def test_the_demo_account_is_made_once_and_what_an_operator_changed_stays() -> None:
+    made = demo_changes(DEMO, known())
+    assert [type(event).__name__ for event in made] == ["AccountOpened", "KeyIssued", "LimitsChanged"]
+    assert demo_changes(DEMO, known(*made)) == []
+    revoked, limits = revoke_key("demo", key_id(KEY), 6), LimitsChanged(account_id="demo", changed_at_ms=6)
+    assert demo_changes(DEMO, known(*made, revoked, limits)) == []
+    older = LimitsChanged(account_id="demo", requests_per_minute=6, changed_at_ms=5)
+    assert demo_changes(DEMO, known(*made[:2], older)) == [made[2]]
 
 
 NOW_MS = 1_796_000_000_000
