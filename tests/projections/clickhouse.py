@@ -14,8 +14,8 @@ from projections.clickhouse.client import ClickHouseUnavailable, Database
 class ClickHouse:
     """One server process on free ports; its data is in `folder`."""
 
-    def __init__(self, folder: Path, zone: str = "UTC") -> None:
-        self._server = ClickHouseServer(folder, free_port(), free_port(), 1_024)
+    def __init__(self, folder: Path, zone: str = "UTC", memory_mb: int = 1_024) -> None:
+        self._server = ClickHouseServer(folder, free_port(), free_port(), memory_mb)
         self._environment = {**os.environ, "TZ": zone}
         self._process: subprocess.Popen[bytes] | None = None
         self.url = self._server.url
