@@ -75,7 +75,7 @@ class History:
         for partition, position in positions.items():
             begin = min(self.begins[partition], ends[partition])
             for piece in self.pieces[partition]:
-                if piece.next <= position or piece.first >= begin:
+                if piece.next <= position or max(piece.first, position) >= begin:
                     continue
                 records = unpacked(self._database, piece, partition.topic, partition.number)
                 reached[partition] = min(piece.next, begin)

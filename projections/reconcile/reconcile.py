@@ -177,8 +177,8 @@ def _load(
         converting.close()
 
 
-def _wanted(day: str) -> Callable[[Row], bool]:
-    return lambda row: not day or (isinstance(row, UsageRow) and row.usage_day >= day)
+def _wanted(day: str) -> Callable[[Row], bool] | None:
+    return (lambda row: isinstance(row, UsageRow) and row.usage_day >= day) if day else None
 
 
 def _since(log: Log, partitions: Sequence[Partition], day: str) -> dict[Partition, int]:

@@ -43,7 +43,7 @@ class Loading:
         database: Database,
         names: Mapping[str, str],
         durable: Durable,
-        wanted: Callable[[Row], bool] = lambda _: True,
+        wanted: Callable[[Row], bool] | None = None,
         batch_rows: int = BATCH_ROWS,
     ) -> None:
         self._database = database
@@ -65,8 +65,7 @@ class Loading:
         Raises:
             ClickHouseError: of this batch or of the one before.
         """
-        for record in records:
-            self._take(record)
+        self._make(records)
         self._reached.update(reached)
         if self._held >= self._batch_rows or self._size >= BATCH_BYTES:
             self._write()
@@ -80,19 +79,24 @@ class Loading:
         """Drop what is not durable."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _take(self, record: Record) -> None:
-        self.counts.records += 1
-        try:
-            found = rows(decoded(record), record.partition, record.offset)
-        except (Undecodable, Unstorable):
-            self.counts.unreadable += 1
-            return
-        for row in found:
-            kept = self._rows.get(type(row))
-            if kept is not None and self._wanted(row):
-                kept.append(row)
-                self._held += 1
-                self._size += len(record.value or b"")
+    def _make(self, records: Sequence[Record]) -> None:
+        kept, wanted = self._rows, self._wanted
+        held = size = 0
+        for record in records:
+            try:
+                found = rows(decoded(record), record.partition, record.offset)
+            except (Undecodable, Unstorable):
+                self.counts.unreadable += 1
+                continue
+            for row in found:
+                of_table = kept.get(type(row))
+                if of_table is not None and (wanted is None or wanted(row)):
+                    of_table.append(row)
+                    held += 1
+                    size += len(record.value or b"")
+        self._held += held
+        self._size += size
+        self.counts.records += len(records)
 
     def _write(self) -> None:
         blocks = [(self._tables[kind], block_of(found)) for kind, found in self._rows.items() if found]
