@@ -10,7 +10,7 @@ from schemas.codec import Undecodable
 from schemas.events import Event
 from streams.log.encoding import decoded
 from streams.log.log import BEGINNING, Log, Reader, Start
-from streams.log.steps import LogError, Partition, Record
+from streams.log.steps import LogError, OffsetExpired, Partition, Record
 
 log = structlog.get_logger()
 
@@ -38,7 +38,7 @@ class CompactedReader:
             log_: where the topic is.
             topic: its logical name.
             apply: takes a record's key and its event, None for a tombstone; called by the thread, in the log's order
-                within a partition, from `start` again after an outage.
+                within a partition; after an outage it goes on where it was.
             start: from where what is there counts.
             now_s: a monotonic clock.
             poll_s: how long one look at the log waits.
@@ -51,6 +51,9 @@ class CompactedReader:
         self._poll_s = poll_s
         self._stop = threading.Event()
         self._answered_s: float | None = None
+        self._read_to: dict[Partition, int] = {}
+        """After an outage it goes on from here. From the beginning it would say again what is long over, such as a key
+        that was revoked, until it came to where that is said."""
         self._complete = threading.Event()
         self._thread = threading.Thread(target=self._run, name=topic, daemon=True)
 
@@ -76,6 +79,10 @@ class CompactedReader:
         while not self._stop.is_set():
             try:
                 self._read()
+            except OffsetExpired as error:
+                log.warning("topic is read from its beginning again", topic=self._topic, reason=str(error))
+                self._read_to = {}
+                self._stop.wait(RETRY_S)
             except LogError as error:
                 log.warning("topic cannot be read", topic=self._topic, reason=str(error))
                 self._stop.wait(RETRY_S)
@@ -84,11 +91,14 @@ class CompactedReader:
         partitions = [Partition(self._topic, n) for n in range(self._log.partitions(self._topic))]
         reader = self._log.reader(partitions, self._from)
         try:
+            if self._read_to:
+                reader.seek(self._read_to)
             ends = self._asked(reader)
             asked_s = self._now_s()
             while not self._stop.is_set():
                 for record in reader.poll(self._poll_s):
                     self._take(record)
+                self._read_to = reader.positions()
                 if not self._complete.is_set():
                     positions = reader.positions()
                     if all(positions.get(partition, 0) >= end for partition, end in ends.items()):
