@@ -1,6 +1,7 @@
 """The views' process: `python -m projections views`."""
 
 import sys
+import time
 
 from prometheus_client import REGISTRY
 
@@ -12,6 +13,7 @@ from projections.views.step import Batch, ViewsStep
 from streams.log.kafka.log import KafkaLog
 from streams.log.loop import ALWAYS, Loop, LoopSettings, run
 from streams.log.process import Process, main
+from streams.log.status import Standstill
 
 
 def serve(settings: ViewsSettings, process: Process) -> None:
@@ -21,8 +23,12 @@ def serve(settings: ViewsSettings, process: Process) -> None:
     REGISTRY.register(ViewsMetrics(step))
     log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
 
+    standstill = Standstill()
+
     def turned(loop: Loop) -> None:
-        process.turned(loop.lag(), detail=step.trouble, degraded=bool(step.trouble))
+        lag = loop.lag()
+        trouble = step.trouble or standstill.seen(lag, loop.counts.commits, time.monotonic())
+        process.turned(lag, detail=trouble, degraded=bool(trouble))
 
     run(
         log,

@@ -13,6 +13,7 @@ from typing import Literal
 State = Literal["starting", "ready", "degraded", "stopping"]
 
 EVERY_S = 1.0
+STANDSTILL_S = 60.0
 
 
 class StatusFile:
@@ -35,3 +36,22 @@ class StatusFile:
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         beside.write_text(text)
         beside.replace(self._path)
+
+
+class Standstill:
+    """Notices that records wait and nothing is committed: what looks alive and does no work. Times are monotonic."""
+
+    def __init__(self, patience_s: float = STANDSTILL_S) -> None:
+        self._patience_s = patience_s
+        self._commits = -1
+        self._since_s: float | None = None
+
+    def seen(self, lag: int | None, commits: int, now_s: float) -> str:
+        """What is wrong, as a sentence; empty while all is well. `lag` None: not known, which is no news."""
+        if commits != self._commits or lag == 0:
+            self._commits, self._since_s = commits, None
+        if lag and self._since_s is None:
+            self._since_s = now_s
+        if not lag or self._since_s is None or now_s - self._since_s < self._patience_s:
+            return ""
+        return f"{lag:,} records behind, and nothing was committed for {now_s - self._since_s:.0f} s"
