@@ -165,7 +165,8 @@ async def _user(the: Service, token: str, now_ms: int) -> Caller | None:
     if isinstance(read, Refused):
         raise token_refused(read.reason)
     caller = caller_of_user(the.accounts, the.tiers, read.account_id, read.user_id, read.expires_at_ms)
-    if caller is None and the.health.accounts_complete:
+    _check_accounts(the)
+    if caller is None:
         raise token_refused("is good, but opens no account: it does not exist, is closed, or does not let this user in")
     return caller
 
@@ -191,10 +192,14 @@ async def _follower(
     return _admitted(request, the, caller)
 
 
+def _check_accounts(the: Service) -> None:
+    if not the.health.accounts_complete:
+        raise unavailable("accounts", "The accounts are still being read from the log (Kafka).", 1.0)
+
+
 def _admitted(request: Request, the: Service, caller: Caller | None) -> Caller:
+    _check_accounts(the)  # before: a key that is revoked further on in the log would open its account
     if caller is None:
-        if not the.health.accounts_complete:
-            raise unavailable("accounts", "The accounts are still being read from the log (Kafka).", 1.0)
         raise unauthorised()
     structlog.contextvars.bind_contextvars(account_id=caller.account_id)
     check_query(request)
@@ -206,8 +211,7 @@ async def _operator(request: Request, credential: Credential) -> None:
     if the.operator is None or not credential or not the.operator.opens(credential):
         raise operator_unauthorised()
     check_query(request)
-    if not the.health.accounts_complete:
-        raise unavailable("accounts", "The accounts are still being read from the log (Kafka).", 1.0)
+    _check_accounts(the)
 
 
 AsOperator = Depends(_operator)

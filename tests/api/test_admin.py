@@ -12,9 +12,11 @@ from api.issuer_keys import REFETCH_S, HttpFetch, IssuerKeys
 from api.issuers import Tokens, parse_issuers
 from api.last_used import EVERY_MS
 from api.operator import OperatorKey
+from schemas.events import AccountOpened, KeyIssued, KeyRevoked
+from schemas.ids import key_hash
 from schemas.tiers import REQUESTS_PER_MINUTE_MAX, TOKENS_MAX
 from tests.api.issuer import FakeIssuer, issuer
-from tests.api.world import ALICE, OPERATOR, Answer, Process, World
+from tests.api.world import ALICE, OPERATOR, Answer, Process, World, eventually
 
 ACCOUNTS = "/v1/admin/accounts"
 
@@ -453,3 +455,26 @@ def test_the_operators_key_is_not_shown() -> None:
     key = OperatorKey(OPERATOR)
     assert OPERATOR not in repr(key)
     assert OPERATOR not in key.hidden(f"a {OPERATOR} b")
+
+
+async def test_no_key_is_taken_before_all_accounts_are_read() -> None:
+    world = World()
+    api = world.process()
+    for event in (
+        AccountOpened(account_id="alice", name="Alice", tier="paid", opened_at_ms=1),
+        KeyIssued(account_id="alice", key_id="1", key_hash=key_hash(ALICE), issued_at_ms=1),
+    ):
+        world.append(event)
+        world.accounts.apply(event.key(), event)
+    world.append(KeyRevoked(account_id="alice", key_id="1", revoked_at_ms=2))  # which it has not come to yet
+    for key, path in ((ALICE, "/v1/models"), ("tlk_unknown", "/v1/models"), (OPERATOR, ACCOUNTS)):
+        answer = await api.call("GET", path, key=key)
+        assert (answer.status, answer.json["code"], answer.headers["retry-after"]) == (503, "accounts_unavailable", "1")
+    assert (await api.call("GET", "/v1/models", key=None)).status == 401
+    assert (await api.call("GET", ACCOUNTS, key=ALICE)).status == 401
+    world.accounts_reader.start()
+    try:
+        await eventually("they are read", lambda: world.accounts_reader.complete)
+        assert (await api.call("GET", "/v1/models", key=ALICE)).status == 401
+    finally:
+        await asyncio.to_thread(world.accounts_reader.close)
