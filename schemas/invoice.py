@@ -41,6 +41,7 @@ _EXACT = Context(prec=60, traps=[Inexact, InvalidOperation])
 _AMOUNT_MAX = Decimal(10) ** 26
 _AMOUNT_STEP = Decimal(1).scaleb(-12)
 _COUNT_MAX = 2**63 - 1
+REVISION_MAX = 2**20 - 1
 _DAYS = (date(1970, 1, 1), date(2148, 12, 31))
 
 Status = Literal["open", "ended", "closed"]
@@ -241,7 +242,7 @@ class Ledger:
 def held_of(event: UsageRecorded | UsageAdjusted) -> Held | None:
     """What a record says; None where it cannot be stored."""
     amount = amount_of(event.cost)
-    if amount is None or not is_day(event.usage_day) or not 0 <= event.revision <= _COUNT_MAX:
+    if amount is None or not is_day(event.usage_day) or not 0 <= event.revision <= REVISION_MAX:
         return None
     period = sys.intern(event.usage_day[:7])
     if isinstance(event, UsageAdjusted):

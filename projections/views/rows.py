@@ -20,9 +20,12 @@ from schemas.events import (
     UsageAdjusted,
     UsageRecorded,
 )
+from schemas.invoice import REVISION_MAX
 from schemas.values import VoidAttempt
 
 VERSION_MAX = 2**63 - 1
+PLACES = 2**43
+"""Offsets that a version has room for, below each revision."""
 
 
 def rows(  # noqa: PLR0911 - one return an event
@@ -266,26 +269,30 @@ def _usage(event: UsageRecorded, partition: int, offset: int) -> Row:
         ended_at=columns.time_text("ended_at_ms", event.ended_at_ms),
         log_partition=partition,
         log_offset=offset,
-        version=event.revision,
+        version=_version(event.revision, offset),
     )
 
 
 def _adjustment(event: UsageAdjusted, partition: int, offset: int) -> Row:
-    revision = columns.count("revision", event.revision)
     return UsageRow(
         account_id=event.account_id,
         usage_day=columns.day(event.usage_day),
         message_id=event.reply_id,
         record_kind=event.record_kind,
-        revision=revision,
+        revision=event.revision,
         cost=columns.cost(event.cost),
         currency=event.currency,
         reason=event.reason,
         ended_at=columns.time_text("adjusted_at_ms", event.adjusted_at_ms),
         log_partition=partition,
         log_offset=offset,
-        version=revision,
+        version=_version(event.revision, offset),
     )
+
+
+def _version(revision: int, offset: int) -> int:
+    """The highest revision wins, of equal ones the first in the log: as on bills (`schemas.invoice`, rule 1)."""
+    return columns.count("revision", revision, REVISION_MAX) * PLACES + PLACES - 1 - offset
 
 
 def _invoice(event: PeriodClosed, partition: int, offset: int) -> tuple[Row, ...]:

@@ -208,7 +208,7 @@ def usage(provisioned: Deployment) -> Usage:
 async def test_fold_memory_and_clickhouse_have_the_same_bills(usage: Usage, tmp_path: Path) -> None:
     history: list[e.Event] = [
         used(1),
-        used(1),
+        used(1, cost="7", model="other"),
         used(2, cost="0.2", charged=False, status="failed"),
         used(3, kind="attempt-1", cost="0", charged=False),
         used(4, model="large", tier="free", cost="123456789.000000000001"),

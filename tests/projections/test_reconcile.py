@@ -126,7 +126,7 @@ def test_a_forged_revision_above_and_wrong_rows_beneath_it_are_taken_away(deploy
     deployed.append(*stream(5))
     deployed.project()
     whole = deployed.rows("usage_records")
-    for version in (50, 99):
+    for version in (2**62, 2**62 + 1):
         deployed.database.command(
             f"INSERT INTO usage_records SELECT * REPLACE (0 AS cost, {version} AS version) FROM usage_records FINAL "
             "WHERE message_id = 'rep_3'"

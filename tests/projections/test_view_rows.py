@@ -15,6 +15,7 @@ from projections.views.tables import TABLES
 from schemas import events as e
 from schemas.codec import Envelope, hot_decode
 from schemas.examples import EXAMPLES
+from schemas.invoice import REVISION_MAX
 from schemas.values import VoidAttempt
 from tests.schemas.strategies import events
 
@@ -47,9 +48,17 @@ def test_an_earlier_occurrence_has_the_higher_version():
     assert made(event, offset=4)[0].version > made(event, offset=5)[0].version
 
 
-def test_a_record_of_usage_has_its_revision_as_version():
-    [row] = made(EXAMPLES[e.UsageRecorded], revision=9)
-    assert (row.version, row.message_id, row.cost) == (9, EXAMPLES[e.UsageRecorded].reply_id, "0.00000223")
+@pytest.mark.parametrize("cls", [e.UsageRecorded, e.UsageAdjusted])
+def test_of_a_record_of_usage_the_highest_revision_wins_and_of_equal_ones_the_first(cls):
+    def version(revision, offset):
+        [row] = made(EXAMPLES[cls], offset=offset, revision=revision)
+        assert row.revision == revision
+        return row.version
+
+    assert version(2, 2**43 - 1) > version(1, 0) > version(1, 1) > version(0, 0)
+    assert 0 <= version(0, 2**43 - 1) < version(REVISION_MAX, 0) < 2**63
+    with pytest.raises(Unstorable, match="revision"):
+        version(REVISION_MAX + 1, 0)
 
 
 def test_a_reply_has_the_attempts_that_came_to_nothing():

@@ -197,6 +197,7 @@ def test_a_bill_without_a_cut_before_it_is_one() -> None:
         used(output_tokens=-1),
         used(output_tokens=2**63),
         used(revision=-1),
+        used(revision=2**20),
     ],
 )
 def test_what_the_views_cannot_hold_is_on_no_bill(event: e.UsageRecorded) -> None:
