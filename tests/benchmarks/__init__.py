@@ -20,5 +20,7 @@ BENCHMARKS: tuple[str, ...] = (
     "dispatch_decisions",
     "llama_worker",
     "batching",
+    "views_insert",
+    "bill_month",
 )
 """Those that `make bench` runs, in this order."""

@@ -6,20 +6,15 @@ higher revision and other dimensions. Times are those of the whole question over
 same sums over the table without deduplication, which are wrong. Bills are compared with a count of the records made.
 """
 
-import contextlib
-import os
 import random
 import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 from projections.clickhouse import migrations
 from projections.clickhouse.client import Database
 from tests.benchmarks import report
-from tests.projections.clickhouse import ClickHouse
+from tests.benchmarks.clickhouse import server
 
 TARGET_MS = 50.0
 ACCOUNTS = 1_000
@@ -74,22 +69,6 @@ OTHERS = {
     "the year by day, all accounts (usage_daily)": """
         SELECT usage_day, uniqExact(account_id), sum(replies), sum(cost) FROM usage_daily GROUP BY usage_day""",
 }
-
-
-@contextlib.contextmanager
-def server() -> Iterator[str]:
-    """The address of a server."""
-    given = os.environ.get("TURNLOG_CLICKHOUSE_URL")
-    if given:
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="turnlog-bench-") as folder:
-        own = ClickHouse(Path(folder), memory_mb=8_192)
-        own.start()
-        try:
-            yield own.url
-        finally:
-            own.kill()
 
 
 def fill(database: Database, records: int) -> None:

@@ -171,7 +171,8 @@ def test_parts_of_the_input_are_the_input_and_the_cost_is_that_of_the_price_list
         cost=f"{cost(usage, SMOLLM2.price):f}",
     )
     write(empty, [record, record])
-    parts = "uncached_input_tokens + cache_read_input_tokens + cache_write_input_tokens + cache_write_long_input_tokens, cost"
+    kinds = ("uncached", "cache_read", "cache_write", "cache_write_long")
+    parts = f"{' + '.join(f'{kind}_input_tokens' for kind in kinds)}, cost"
     expected = [(usage.input_tokens, cost(usage, SMOLLM2.price))]
     assert empty.query(f"SELECT {parts} FROM billing") == expected
     for view in ("usage_daily", "usage_hourly"):
