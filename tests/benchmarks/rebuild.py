@@ -95,9 +95,9 @@ def measure(environment: dict[str, str], chosen: object) -> int:
     fill(log, count)
     took_reading = read_only(log)
     rebuild(log, connect, "billing", Options(), lambda _: None)
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     done = rebuild(log, connect, "billing", Options(), lambda _: None)
-    took = time.perf_counter() - began
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
     database = connect()
     listed = database.query("SELECT sum(records), sum(output_tokens) FROM billing")[0]
     database.command("CREATE TABLE copied AS usage_records")
@@ -105,24 +105,36 @@ def measure(environment: dict[str, str], chosen: object) -> int:
     database.command("INSERT INTO copied SELECT * FROM usage_records")
     copied = time.perf_counter() - copying
     log.close()
-    return told(count, done, took, took_reading, copied, listed, chosen)
+    return told(count, done, (took, cpu), took_reading, copied, listed, chosen)
 
 
 def told(
-    count: int, done: Rebuilt, took: float, reading: float, copied: float, listed: tuple[int, int], chosen: object
+    count: int,
+    done: Rebuilt,
+    whole: tuple[float, float],
+    reading: float,
+    copied: float,
+    listed: tuple[int, int],
+    chosen: object,
 ) -> int:
-    """Print the result."""
+    """Print the result. `whole`: seconds and CPU-seconds of this process."""
+    took, cpu = whole
     numbers = {number_of(offset) for offset in range(count)}
     exact = listed == (len(numbers), sum(number % 800 for number in numbers))
     equal = sum(compared.differences for compared in done.compared) == 0
     table = report.Table(
         "",
-        ("part", "seconds", "records/s"),
+        ("part", "seconds", "records/s", "CPU-s per 100,000, this process"),
         (
-            ("read, decode, insert", f"{done.load_s:.1f}", f"{count / done.load_s:,.0f}"),
-            ("the same, compared row by row and exchanged", f"{took:.1f}", f"{count / took:,.0f}"),
-            ("reading alone", f"{reading:.1f}", f"{count / reading:,.0f}"),
-            ("ClickHouse copies its own table", f"{copied:.1f}", f"{len(numbers) / copied:,.0f}"),
+            ("read, decode, insert", f"{done.load_s:.1f}", f"{count / done.load_s:,.0f}", ""),
+            (
+                "the same, compared row by row and exchanged",
+                f"{took:.1f}",
+                f"{count / took:,.0f}",
+                f"{cpu / count * 1e5:.2f}",
+            ),
+            ("reading alone", f"{reading:.1f}", f"{count / reading:,.0f}", ""),
+            ("ClickHouse copies its own table", f"{copied:.1f}", f"{len(numbers) / copied:,.0f}", ""),
         ),
     )
     how = f"{count:,} usage records, one in twenty twice. {' '.join((__doc__ or '').split())}"

@@ -135,3 +135,41 @@ def test_a_scheduled_run_repairs_again_and_again_and_serves_metrics(operator):
     finally:
         running.terminate()
         assert running.wait(60) == 0
+
+
+def test_a_rebuild_that_is_killed_again_and_again_goes_on_and_a_second_one_is_refused_while_it_lives(operator):
+    operator.append(stream(20_000)[200:])
+    eventually(lambda: total(operator.database)[0] == 20_000, "records")
+    before = total(operator.database)
+    command = operator.command("rebuild", "billing", "--json")
+
+    def has_begun():
+        return operator.database.query(
+            "SELECT count() FROM system.tables WHERE name = 'rebuild__usage_records' AND database = currentDatabase()"
+        ) == [(1,)]
+
+    running = subprocess.Popen(command, env=operator.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    eventually(has_begun, "the rebuild has begun")
+    running.send_signal(signal.SIGSTOP)
+    done, _ = operator.turnlog("rebuild", "billing")
+    assert (done.returncode, f"process {running.pid} rebuilds the same tables now" in done.stderr.lower()) == (1, True)
+    running.send_signal(signal.SIGKILL)
+    running.wait(20)
+    for after_s in (1.2, 1.5, 1.8, 2.1):
+        running = subprocess.Popen(
+            command, env=operator.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(after_s)
+        running.send_signal(signal.SIGKILL)
+        running.wait(20)
+        assert total(operator.database) == before
+    done, lines = operator.turnlog("rebuild", "billing", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert lines[-1]["rebuilt"]["exchanged"]
+    assert total(operator.database) == before
+    assert (
+        operator.database.query(
+            "SELECT name FROM system.tables WHERE database = currentDatabase() AND position(name, '__') > 0"
+        )
+        == []
+    )
