@@ -81,7 +81,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Granted(msgspec.Struct, frozen=True, kw_only=True):
-    """It may go on. `fresh`: by this call; otherwise it was reserved, or settled, before."""
+    """It may go on. `fresh`: by this call; otherwise it was reserved before."""
 
     fresh: bool
     standing: Standing
@@ -192,7 +192,6 @@ def confirm_words(demand: Demand) -> list[bytes]:
         demand.reply_id.encode(),
         demand.conversation_id.encode(),
         b"%d" % (demand.leases.reply_ms * 1000),
-        b"%d" % max(demand.keep_ms, demand.leases.reply_ms + 3_600_000),
         b"%d" % demand.prompt_tokens,
         b"%d" % demand.output_tokens,
         b"%d" % demand.context_tokens,

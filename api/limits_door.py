@@ -33,6 +33,7 @@ from schemas.tiers import REQUESTS, RUNNING, buckets_of, keep_ms
 log = structlog.get_logger()
 
 RETRY_WITHOUT_REDIS_S = 2.0
+AFTER_LEASE_MS = 3_600_000
 
 
 class LimitPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ class Door:
             context_tokens=model.context_tokens,
             before=before,
             leases=self._policy.leases,
-            keep_ms=keep_ms(caller.rules),
+            keep_ms=max(keep_ms(caller.rules), self._policy.leases.reply_ms + AFTER_LEASE_MS),
         )
 
     async def pass_(self, demand: Demand, entry: Entry | None, told: Told, *, fresh: bool) -> Demand | None:

@@ -11,8 +11,6 @@ from api.limits import Before, Demand
 from schemas.tiers import MICRO, ORGANISATION, REQUESTS, RUNNING, Bucket, Holder, refilled, time_for_us
 from schemas.tiers.library import DENIED, GRANTED, KNOWN, TOO_LARGE, UNWEIGHED
 
-LAPSED_MAX = 1000
-
 
 class Held(msgspec.Struct):
     """A reservation."""
@@ -73,7 +71,7 @@ class LimitsTwin:
         def answer(code: int, tokens: int = 0, name: str = "", wait_us: int = 0) -> list[Any]:
             return [now_us, code, tokens, name.encode(), wait_us, running, *(level for level, _ in levels)]
 
-        if demand.reply_id in account.held or account.done.get(demand.reply_id, now_us) > now_us:
+        if demand.reply_id in account.held:
             return answer(KNOWN)
         before = _weight(account.said.get(demand.conversation_id), demand.before)
         if before is None:
@@ -141,7 +139,7 @@ class LimitsTwin:
                 self._write(holder, buckets, levels)
                 self._add(holder, [name for name in held.names if name not in known], back)
         elif not end.young or account.done.get(end.reply_id, now_us) > now_us:
-            return [now_us, 0, 0]
+            return [0, 0, 0]
         else:
             code, back = 2, -used
             levels = []
@@ -151,7 +149,7 @@ class LimitsTwin:
             self._write(holder, end.buckets, levels)
         account.done[end.reply_id] = now_us + end.done_ms * 1000
         _weigh(account.said, end)
-        return [now_us, code, back]
+        return [0 if code == 1 and back >= 0 else now_us, code, back]
 
     def look(self, holder: Holder, buckets: Sequence[Bucket], now_us: int) -> list[int]:
         """As the function; see there."""
@@ -195,8 +193,8 @@ class LimitsTwin:
 
     def _lapse(self, holder: Holder, now_us: int) -> None:
         held = self._account(holder).held
-        over = sorted((one.until_us, reply_id) for reply_id, one in held.items() if one.until_us <= now_us)
-        for _, reply_id in over[:LAPSED_MAX]:
+        over = [reply_id for reply_id, one in held.items() if one.until_us <= now_us]
+        for reply_id in over:
             gone = held.pop(reply_id)
             self._add(holder, gone.names, gone.micro)
 

@@ -87,7 +87,7 @@ class HotStore(Protocol):
         """Reserve what a send needs, and claim the client's message id."""
 
     async def reserve(self, demand: Demand) -> Reserved:
-        """Reserve what a send needs. Under a reply's id that stands, or was settled, nothing is taken."""
+        """Reserve what a send needs. Under a reply's id that stands nothing is taken."""
 
     async def release(self, holder: Holder, reply_id: str) -> None:
         """Give back what was reserved for a send of which nothing came."""

@@ -4,19 +4,27 @@
 -- 1. One call takes of all buckets of a request, or of none. A denial changes nothing but what time has changed.
 -- 2. Time is the server's. Levels are whole numbers of millionths of a token, below 2^53.
 -- 3. A reservation stands under its reply's id until its lease is over; then its share is free, and what the reply uses
---    is charged when it is settled. Reserving again under an id that stands, or was settled, takes nothing.
+--    is charged when it is settled. Reserving again under an id that stands takes nothing.
 -- 4. A reply is settled once: `done` says so, for as long as its record is young enough to be charged.
--- 5. A bucket that is not there is full. What is given back is added to the level as it stood when it was last written,
+-- 5. Calls of `redis.call` and numbers as text are what these functions cost, so there are few: reservations are looked
+--    through for leases that are over only when the time has come that `next` tells (none is over before it); how long
+--    keys are kept is renewed once in a while (`RENEW_US`); levels and times are packed as doubles.
+-- 6. A bucket that is not there is full. What is given back is added to the level as it stood when it was last written,
 --    which is the same as adding it now, because the capacity is looked at when it is read.
 --
 -- Keys. KEYS[1] is the account's, `<namespace>:limits:{<tag>}:<account>`, KEYS[2] what its hash tag shares,
--- `<namespace>:limits:{<tag>}`; both hash: name of a bucket -> "<level> <time, us>". With the same tag, derived from
--- the first: `:held` hash, reply -> "<millionths>" and the names of its buckets, a line each; `:leases` sorted set, reply
--- by the end of its lease, us; `:done:<reply>`; `:said:<conversation>` hash, what a prompt that goes on there weighs.
+-- `<namespace>:limits:{<tag>}`; both hash: name of a bucket -> level and time (us), packed; the account's also `next`. With
+-- the same tag, derived from the first: `:held` hash, reply -> the end of its lease (us) and its millionths, packed, and
+-- the names of its buckets, a line each; `:done:<reply>`; `:said:<conversation>` hash, what a prompt that goes on there weighs.
 
 local MICRO = 1000000
+local PAIR = '<dd'
+local NAMES_FROM = 17
 local SHARED = 'organisation'
-local LAPSED_MAX = 1000
+local NEXT = 'next'
+local AT_ONCE = 1000
+local RENEW_US = 600000000
+local RENEW_MS = 600000
 local SAID_MS = 86400000
 local PER_BUCKET = 3
 local GRANTED, KNOWN, DENIED, TOO_LARGE, UNWEIGHED = 1, 2, 0, -1, -2
@@ -30,10 +38,6 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
-local function place(keys, name)
-  return name == SHARED and keys[2] or keys[1]
-end
-
 -- As schemas.tiers.time_for_us, within what doubles hold exactly.
 local function time_for(micro, rate)
   local minutes = math.floor(micro / rate)
@@ -41,31 +45,36 @@ local function time_for(micro, rate)
 end
 
 local function parsed(value)
-  local level, at = string.match(value, '^(-?%d+) (%d+)$')
-  return tonumber(level), tonumber(at)
+  local level, at = struct.unpack(PAIR, value)
+  return level, at
 end
 
--- As schemas.tiers.refilled; then the time from which on it counts: the clock may have gone back.
+local function packed(level, at)
+  return struct.pack(PAIR, level, at)
+end
+
+-- As schemas.tiers.refilled; then the time from which on it counts (the clock may have gone back), and when the bucket was
+-- last written, if ever.
 local function refilled(value, capacity, rate, now)
   if not value then
-    return capacity, now
+    return capacity, now, nil
   end
   local level, at = parsed(value)
   if level >= capacity then
-    return capacity, math.max(at, now)
+    return capacity, math.max(at, now), at
   end
   local elapsed = now - at
   if elapsed <= 0 then
-    return level, at
+    return level, at, at
   end
   if elapsed >= time_for(capacity - level, rate) then
-    return capacity, now
+    return capacity, now, at
   end
-  local each = math.floor(rate / 60)
-  return level + elapsed * each + math.floor(elapsed * (rate - each * 60) / 60), now
+  local a_us = math.floor(rate / 60)
+  return level + elapsed * a_us + math.floor(elapsed * (rate - a_us * 60) / 60), now, at
 end
 
--- The buckets in args[first..]: name, capacity in millionths, refill in a minute; with what they hold now.
+-- The buckets in args[first..]: name, capacity in millionths, refill in a minute; with what they hold now. Then `next`.
 local function read(keys, args, first, now)
   local buckets, names = {}, {}
   for i = first, #args, PER_BUCKET do
@@ -73,89 +82,145 @@ local function read(keys, args, first, now)
     buckets[#buckets + 1] = bucket
     names[#names + 1] = bucket.name
   end
-  if #names == 0 then
-    return buckets
-  end
+  names[#names + 1] = NEXT
   local values = redis.call('HMGET', keys[1], unpack(names))
   for i, bucket in ipairs(buckets) do
     local value = values[i]
     if bucket.name == SHARED then
       value = redis.call('HGET', keys[2], SHARED)
     end
-    bucket.level, bucket.at = refilled(value, bucket.capacity, bucket.rate, now)
+    local at
+    bucket.level, bucket.at, at = refilled(value, bucket.capacity, bucket.rate, now)
+    bucket.stale = not at or math.floor(at / RENEW_US) ~= math.floor(now / RENEW_US)
   end
-  return buckets
+  return buckets, tonumber(values[#names])
 end
 
-local function write(keys, buckets, keep_ms)
-  local words = {}
+-- `due`: what `next` has to say, if that changes.
+local function write(keys, buckets, keep_ms, due)
+  local words, stale = {}, false
   for _, bucket in ipairs(buckets) do
-    local value = whole(bucket.level) .. ' ' .. whole(bucket.at)
+    local value = packed(bucket.level, bucket.at)
     if bucket.name == SHARED then
       redis.call('HSET', keys[2], SHARED, value)
-      redis.call('PEXPIRE', keys[2], keep_ms)
+      if bucket.stale then
+        redis.call('PEXPIRE', keys[2], keep_ms + RENEW_MS)
+      end
     else
       words[#words + 1] = bucket.name
       words[#words + 1] = value
+      stale = stale or bucket.stale
+    end
+  end
+  if due then
+    words[#words + 1] = NEXT
+    words[#words + 1] = whole(due)
+  end
+  if #words > 0 then
+    redis.call('HSET', keys[1], unpack(words))
+  end
+  if stale then
+    redis.call('PEXPIRE', keys[1], keep_ms + RENEW_MS)
+    redis.call('PEXPIRE', keys[1] .. ':held', keep_ms + RENEW_MS)
+  end
+  return stale
+end
+
+-- Add to levels as they stand: names and millionths, in pairs.
+local function add(keys, back)
+  local names = {}
+  for i = 1, #back, 2 do
+    names[#names + 1] = back[i]
+  end
+  local values, words = redis.call('HMGET', keys[1], unpack(names)), {}
+  for i, name in ipairs(names) do
+    local shared = name == SHARED
+    local value = shared and redis.call('HGET', keys[2], SHARED) or values[i]
+    if value then
+      local level, at = parsed(value)
+      local now = packed(level + back[2 * i], at)
+      if shared then
+        redis.call('HSET', keys[2], SHARED, now)
+      else
+        words[#words + 1] = name
+        words[#words + 1] = now
+      end
     end
   end
   if #words > 0 then
     redis.call('HSET', keys[1], unpack(words))
-    redis.call('PEXPIRE', keys[1], keep_ms)
   end
 end
 
-local function add(keys, name, micro)
-  local key = place(keys, name)
-  local value = redis.call('HGET', key, name)
-  if value then
-    local level, at = parsed(value)
-    redis.call('HSET', key, name, whole(level + micro) .. ' ' .. whole(at))
-  end
-end
-
--- A reservation's millionths and the names of its buckets.
+-- The end of a reservation's lease, its millionths, and the names of its buckets.
 local function opened(value)
+  local until_us, micro = parsed(value)
   local names = {}
-  local micro
-  for line in string.gmatch(value, '[^\n]+') do
-    if micro then
-      names[#names + 1] = line
-    else
-      micro = tonumber(line)
-    end
+  for line in string.gmatch(string.sub(value, NAMES_FROM), '[^\n]+') do
+    names[#names + 1] = line
   end
-  return micro, names
+  return until_us, micro, names
 end
 
-local function lapse(keys, held, leases, now)
-  local gone = redis.call('ZRANGE', leases, '-inf', whole(now), 'BYSCORE', 'LIMIT', 0, LAPSED_MAX)
-  if #gone == 0 then
-    return
-  end
+local function each(names, micro)
   local back = {}
-  for _, value in ipairs(redis.call('HMGET', held, unpack(gone))) do
-    if value then
-      local micro, names = opened(value)
+  for _, name in ipairs(names) do
+    back[#back + 1] = name
+    back[#back + 1] = micro
+  end
+  return back
+end
+
+-- Free the share of those whose lease is over. Returns when the next one may be.
+local function lapse(keys, held, now)
+  local found = redis.call('HGETALL', held)
+  local gone, back, due = {}, {}, nil
+  for i = 1, #found, 2 do
+    local until_us, micro, names = opened(found[i + 1])
+    if until_us > now then
+      due = due and math.min(due, until_us) or until_us
+    else
+      gone[#gone + 1] = found[i]
       for _, name in ipairs(names) do
         back[name] = (back[name] or 0) + micro
       end
     end
   end
+  local pairs_of = {}
   for name, micro in pairs(back) do
-    add(keys, name, micro)
+    pairs_of[#pairs_of + 1] = name
+    pairs_of[#pairs_of + 1] = micro
   end
-  redis.call('HDEL', held, unpack(gone))
-  redis.call('ZREM', leases, unpack(gone))
+  if #pairs_of > 0 then
+    add(keys, pairs_of)
+  end
+  for i = 1, #gone, AT_ONCE do
+    redis.call('HDEL', held, unpack(gone, i, math.min(i + AT_ONCE - 1, #gone)))
+  end
+  if due then
+    redis.call('HSET', keys[1], NEXT, whole(due))
+  else
+    redis.call('HDEL', keys[1], NEXT)
+  end
+end
+
+-- The buckets now, when those whose lease is over have been freed.
+local function current(keys, args, first, now)
+  local buckets, due = read(keys, args, first, now)
+  if due and due <= now then
+    lapse(keys, keys[1] .. ':held', now)
+    buckets, due = read(keys, args, first, now)
+  end
+  return buckets, due
 end
 
 -- What the model will read of the conversation before the new message. `before`: a number; `last`: as the newest reply
 -- left it; `most`: the most that any left. Nil: not known here.
-local function weight(said, before)
+local function weight(base, conversation, before)
   if before ~= 'last' and before ~= 'most' then
     return tonumber(before)
   end
-  local found = redis.call('HMGET', said, 'prompt', 'output', 'most')
+  local found = redis.call('HMGET', base .. ':said:' .. conversation, 'prompt', 'output', 'most')
   if not found[1] then
     return nil
   end
@@ -174,79 +239,86 @@ end
 -- ARGV: reply, conversation, lease in us, keep_ms, running at most, tokens of the prompt that the request brings, tokens
 -- of output at most, tokens that the model takes, `before` (see `weight`), the buckets.
 -- Returns the time, what became of it, its tokens, the bucket that lacks, the time until it has enough (us, 0 where that
--- is not known), replies that run, and the level of each bucket. What became of it: GRANTED; KNOWN: it stands, or was
--- settled; DENIED; TOO_LARGE for that bucket, ever; UNWEIGHED: say what the conversation weighs, and ask again.
+-- is not known), replies that run, and the level of each bucket. What became of it: GRANTED; KNOWN: it stands; DENIED;
+-- TOO_LARGE for that bucket, ever; UNWEIGHED: say what the conversation weighs, and ask again.
 local function reserve(keys, args)
   local now = now_us()
-  local reply = args[1]
-  local held, leases = keys[1] .. ':held', keys[1] .. ':leases'
-  lapse(keys, held, leases, now)
-  local buckets = read(keys, args, 10, now)
-  local running = redis.call('ZCARD', leases)
-  if redis.call('HEXISTS', held, reply) == 1 or redis.call('EXISTS', keys[1] .. ':done:' .. reply) == 1 then
-    return answer(now, KNOWN, 0, '', 0, running, buckets)
-  end
-  local before = weight(keys[1] .. ':said:' .. args[2], args[9])
-  if not before then
-    return answer(now, UNWEIGHED, 0, '', 0, running, buckets)
-  end
-  local tokens = math.min(args[6] + before + args[7], tonumber(args[8]))
-  local lacking, wait = '', 0
-  for _, bucket in ipairs(buckets) do
-    bucket.cost = (bucket.name == 'requests' and 1 or tokens) * MICRO
-    if bucket.cost > bucket.capacity then
-      return answer(now, TOO_LARGE, tokens, bucket.name, 0, running, buckets)
-    end
-    if bucket.cost > bucket.level then
-      local time = time_for(bucket.cost - bucket.level, bucket.rate) + math.max(bucket.at - now, 0)
-      if time > wait then
-        lacking, wait = bucket.name, time
+  local reply, held = args[1], keys[1] .. ':held'
+  local buckets, due = current(keys, args, 10, now)
+  local running = redis.call('HLEN', held)
+  local before = weight(keys[1], args[2], args[9])
+  local code, lacking, wait, tokens = GRANTED, '', 0, 0
+  if before then
+    tokens = math.min(args[6] + before + args[7], tonumber(args[8]))
+    for _, bucket in ipairs(buckets) do
+      bucket.cost = (bucket.name == 'requests' and 1 or tokens) * MICRO
+      if bucket.cost > bucket.capacity then
+        code, lacking, wait = TOO_LARGE, bucket.name, 0
+        break
+      end
+      if bucket.cost > bucket.level then
+        local time = time_for(bucket.cost - bucket.level, bucket.rate) + math.max(bucket.at - now, 0)
+        if time > wait then
+          code, lacking, wait = DENIED, bucket.name, time
+        end
       end
     end
+    if code == GRANTED and running >= tonumber(args[5]) then
+      code, lacking = DENIED, 'running'
+    end
+  else
+    code = UNWEIGHED
   end
-  if lacking == '' and running >= tonumber(args[5]) then
-    lacking = 'running'
+  if code ~= GRANTED then
+    if running > 0 and redis.call('HEXISTS', held, reply) == 1 then
+      return answer(now, KNOWN, 0, '', 0, running, buckets)
+    end
+    return answer(now, code, tokens, lacking, wait, running, buckets)
   end
-  if lacking ~= '' then
-    return answer(now, DENIED, tokens, lacking, wait, running, buckets)
-  end
-  local value = {whole(tokens * MICRO)}
+  local until_us = now + args[3]
+  local value = {packed(until_us, tokens * MICRO)}
   for _, bucket in ipairs(buckets) do
-    bucket.level = bucket.level - bucket.cost
     if bucket.name ~= 'requests' then
       value[#value + 1] = bucket.name
     end
   end
-  write(keys, buckets, args[4])
-  redis.call('HSET', held, reply, table.concat(value, '\n'))
-  redis.call('ZADD', leases, whole(now + args[3]), reply)
-  redis.call('PEXPIRE', held, args[4])
-  redis.call('PEXPIRE', leases, args[4])
+  if redis.call('HSETNX', held, reply, table.concat(value, '\n')) == 0 then
+    return answer(now, KNOWN, 0, '', 0, running, buckets)
+  end
+  for _, bucket in ipairs(buckets) do
+    bucket.level = bucket.level - bucket.cost
+  end
+  local stale = write(keys, buckets, args[4], (not due or until_us < due) and until_us or nil)
+  if running == 0 and not stale then
+    redis.call('PEXPIRE', held, args[4] + RENEW_MS)
+  end
   return answer(now, GRANTED, tokens, '', 0, running + 1, buckets)
 end
 
 -- The message is in the log: the reservation stands for as long as the reply may run. ARGV: reply, conversation, lease
--- in us, keep_ms, tokens of the prompt, of output, of the model, `before`, all as they were reserved.
+-- in us, tokens of the prompt, of output, of the model, `before`, all as they were reserved.
 -- Returns whether it stood.
 local function confirm(keys, args)
-  local now = now_us()
-  local reply = args[1]
-  local held, leases = keys[1] .. ':held', keys[1] .. ':leases'
-  local stood = redis.call('HEXISTS', held, reply)
-  if stood == 1 then
-    redis.call('ZADD', leases, whole(now + args[3]), reply)
-    redis.call('PEXPIRE', held, args[4])
-    redis.call('PEXPIRE', leases, args[4])
+  local reply, held = args[1], keys[1] .. ':held'
+  local value = redis.call('HGET', held, reply)
+  if value then
+    local _, micro = parsed(value)
+    redis.call('HSET', held, reply, packed(now_us() + args[3], micro) .. string.sub(value, NAMES_FROM))
   end
   local said = keys[1] .. ':said:' .. args[2]
   local found = redis.call('HMGET', said, 'last', 'prompt', 'output', 'most')
-  if found[1] ~= reply and redis.call('EXISTS', keys[1] .. ':done:' .. reply) == 0 then
-    local prompt = math.min((weight(said, args[8]) or 0) + args[5], tonumber(args[7]))
-    local most = found[1] and math.max(found[2] + found[3], tonumber(found[4])) or 0
-    redis.call('HSET', said, 'last', reply, 'prompt', whole(prompt), 'output', args[6], 'most', whole(most))
+  if found[1] ~= reply and (value or redis.call('EXISTS', keys[1] .. ':done:' .. reply) == 0) then
+    local before, most = tonumber(args[7]) or 0, 0
+    if found[1] then
+      local last = found[2] + found[3]
+      most = math.max(last, tonumber(found[4]))
+      before = args[7] == 'last' and last or args[7] == 'most' and most or before
+    end
+    local prompt = math.min(before + args[4], tonumber(args[6]))
+    redis.call('HSET', said, 'last', reply, 'prompt', prompt, 'output', args[5], 'most', most)
     redis.call('PEXPIRE', said, SAID_MS)
   end
-  return stood
+  return value and 1 or 0
 end
 
 -- Nothing came of it: everything is given back, the request too. ARGV: reply. Returns whether it stood.
@@ -256,50 +328,49 @@ local function release(keys, args)
   if not value then
     return 0
   end
-  local micro, names = opened(value)
-  for _, name in ipairs(names) do
-    add(keys, name, micro)
-  end
-  add(keys, 'requests', MICRO)
+  local _, micro, names = opened(value)
+  local back = each(names, micro)
+  back[#back + 1] = 'requests'
+  back[#back + 1] = MICRO
+  add(keys, back)
   redis.call('HDEL', held, args[1])
-  redis.call('ZREM', keys[1] .. ':leases', args[1])
   return 1
 end
 
 local function weigh(said, reply, input, output)
   local found = redis.call('HMGET', said, 'last', 'prompt', 'most')
   if found[1] ~= reply and found[1] then
-    redis.call('HSET', said, 'most', whole(math.max(tonumber(found[3]), input + output)))
+    redis.call('HSET', said, 'most', math.max(tonumber(found[3]), input + output))
   elseif found[1] or input > 0 then
     local prompt = input > 0 and input or tonumber(found[2])
     local most = math.max(tonumber(found[3] or '0'), prompt + output)
-    redis.call('HSET', said, 'last', reply, 'prompt', whole(prompt), 'output', whole(output), 'most', whole(most))
+    redis.call('HSET', said, 'last', reply, 'prompt', prompt, 'output', output, 'most', most)
+    if not found[1] then
+      redis.call('PEXPIRE', said, SAID_MS)
+    end
   end
-  redis.call('PEXPIRE', said, SAID_MS)
 end
 
 -- The reply has ended. ARGV: reply, conversation, how long `done` is kept in ms, keep_ms, '1' if its record is young
 -- enough to be charged, '1' if the buckets are made again from usage (then none is charged more than it holds), tokens
 -- to be charged, tokens of the whole prompt (0: not counted), of output, the buckets.
--- Returns the time, what became of it (0: nothing, it was settled before or is too old; 1: settled with its reservation;
--- 2: charged without one) and the millionths that were given back (negative: charged besides).
+-- Returns the time (0 where it does not matter), what became of it (0: nothing, it was settled before or is too old; 1:
+-- settled with its reservation; 2: charged without one) and the millionths given back (negative: charged besides).
 local function settle(keys, args)
-  local now = now_us()
   local reply = args[1]
   local held, done = keys[1] .. ':held', keys[1] .. ':done:' .. reply
   local value = redis.call('HGET', held, reply)
   local used = args[7] * MICRO
-  local code, back = 1, 0
+  local now, code, back = 0, 1, 0
   if value then
-    local micro, names = opened(value)
+    local _, micro, names = opened(value)
     back = micro - used
     if back >= 0 then
-      for _, name in ipairs(names) do
-        add(keys, name, back)
-      end
+      add(keys, each(names, back))
     else
-      local changed, known = {}, {}
-      for _, bucket in ipairs(read(keys, args, 10, now)) do
+      now = now_us()
+      local changed, known, others = {}, {}, {}
+      for _, bucket in ipairs((read(keys, args, 10, now))) do
         known[bucket.name] = bucket
       end
       for _, name in ipairs(names) do
@@ -308,16 +379,19 @@ local function settle(keys, args)
           bucket.level = bucket.level + back
           changed[#changed + 1] = bucket
         else
-          add(keys, name, back)
+          others[#others + 1] = name
         end
       end
       write(keys, changed, args[4])
+      if #others > 0 then
+        add(keys, each(others, back))
+      end
     end
     redis.call('HDEL', held, reply)
-    redis.call('ZREM', keys[1] .. ':leases', reply)
   elseif args[5] ~= '1' or redis.call('EXISTS', done) == 1 then
-    return {now, 0, 0}
+    return {0, 0, 0}
   else
+    now = now_us()
     code, back = 2, -used
     local buckets = read(keys, args, 10, now)
     for _, bucket in ipairs(buckets) do
@@ -334,17 +408,17 @@ end
 -- ARGV: the buckets. Returns the time, the replies that run, and of each bucket its level and what is reserved of it.
 local function look(keys, args)
   local now = now_us()
-  local held, leases = keys[1] .. ':held', keys[1] .. ':leases'
-  lapse(keys, held, leases, now)
-  local reserved = {}
-  for _, value in ipairs(redis.call('HVALS', held)) do
-    local micro, names = opened(value)
+  local buckets = current(keys, args, 1, now)
+  local reserved, running = {}, 0
+  for _, value in ipairs(redis.call('HVALS', keys[1] .. ':held')) do
+    local _, micro, names = opened(value)
+    running = running + 1
     for _, name in ipairs(names) do
       reserved[name] = (reserved[name] or 0) + micro
     end
   end
-  local said = {now, redis.call('ZCARD', leases)}
-  for _, bucket in ipairs(read(keys, args, 1, now)) do
+  local said = {now, running}
+  for _, bucket in ipairs(buckets) do
     said[#said + 1] = bucket.level
     said[#said + 1] = reserved[bucket.name] or 0
   end

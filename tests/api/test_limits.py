@@ -224,7 +224,11 @@ async def test_the_conversation_so_far_counts(world: World) -> None:
 async def test_a_conversation_that_redis_does_not_know_is_weighed_by_the_view(world: World) -> None:
     api = world.process()
     sent = await send(api)
-    world.store(world.whole(sent.json, "one", "two"))
+    reply_id = world.queue(sent.json, "bob")
+    world.start(reply_id)
+    world.say(reply_id, "one", "two")
+    world.end(reply_id)
+    world.store(reply_id)
     world.hot.lose()
     world.hot.whole = True
     world.project()
