@@ -142,4 +142,4 @@ def show_all(what: str, rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> 
 def _plain(value: Any) -> str:
     if value is None:
         return "-"
-    return ", ".join(value) if isinstance(value, list | tuple) else str(value)
+    return (", ".join(value) or "none") if isinstance(value, list | tuple) else str(value)

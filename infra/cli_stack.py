@@ -20,7 +20,7 @@ from infra.cli_options import AsJson, Data, leave_with, settings_from
 from infra.data_folder import DataFolder
 from infra.errors import StackError
 from infra.own_name import chat_command
-from infra.report import Event, as_json, as_text
+from infra.report import Event, Ready, Report, as_json, as_text
 from infra.settings import Engine, StackSettings
 
 POLL_S = 0.05
@@ -37,6 +37,7 @@ Streams = Annotated[int | None, typer.Option(help="Instances of turns and of dis
 Detach = Annotated[bool, typer.Option("--detach", help="Return when everything is ready.")]
 ServersOnly = Annotated[bool, typer.Option("--servers-only", help="Start Kafka, Redis and ClickHouse only.")]
 WhilePid = Annotated[int | None, typer.Option("--while-pid", help="Stop when this process has ended.")]
+IntoLog = Annotated[bool, typer.Option("--into-log", hidden=True)]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written next.")]
 
 
@@ -59,6 +60,8 @@ def up(
     detach: Detach = False,
     servers_only: ServersOnly = False,
     while_pid: WhilePid = None,
+    *,
+    into_log: IntoLog = False,
     as_json_lines: AsJson = False,
 ) -> None:
     """Start what is missing of the local stack and Turnlog's processes; stay until Ctrl-C.
@@ -86,7 +89,20 @@ def up(
     from infra.stack import Plan, run_stack
 
     plan = Plan(settings, processes=not servers_only, while_pid=while_pid)
-    sys.exit(asyncio.run(run_stack(plan, _reporter(settings.data, json_lines=as_json_lines))))
+    report = _reporter(settings.data, json_lines=as_json_lines)
+    sys.exit(asyncio.run(run_stack(plan, _without_key(report) if into_log else report)))
+
+
+def _without_key(report: Report) -> Report:
+    """The same for a log, which must not have the demo account's key."""
+    from dataclasses import replace
+
+    from schemas.ids import without_secrets
+
+    def hidden(event: Event) -> None:
+        report(replace(event, api_key=without_secrets(event.api_key)) if isinstance(event, Ready) else event)
+
+    return hidden
 
 
 def down(data: Data = None, as_json: AsJson = False) -> None:
@@ -185,7 +201,7 @@ def _refuse_wrong_settings(settings: StackSettings) -> None:
         leave_with(wrong)
 
 
-def _reporter(data: Path, *, json_lines: bool) -> Callable[[Event], None]:
+def _reporter(data: Path, *, json_lines: bool) -> Report:
     chat = chat_command(data)
 
     def report(event: Event) -> None:

@@ -44,11 +44,11 @@ def up_detached(settings: StackSettings, flags: list[str], *, json_lines: bool) 
         "--streams": settings.streams,
     }
     words = [word for option, value in options.items() for word in (option, str(value))]
-    log.touch(mode=0o600)  # the demo account's key is in it
+    log.touch(mode=0o600)
     with log.open("ab") as output:
         start = output.tell()
         child = subprocess.Popen(
-            [sys.executable, "-m", "infra", "up", "--json", *words, *flags],
+            [sys.executable, "-m", "infra", "up", "--json", "--into-log", *words, *flags],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -60,8 +60,10 @@ def up_detached(settings: StackSettings, flags: list[str], *, json_lines: bool) 
         except ValueError:
             typer.echo(line, err=True)
             continue
+        if "api_key" in event:
+            event["api_key"] = folder.demo(0).key  # which the log does not have
         if json_lines:
-            typer.echo(line)
+            typer.echo(json.dumps(event))
         elif (text := _relayed(event, settings.data)) is not None:
             typer.echo(text)
         if event.get("event") in ("ready", "failed"):

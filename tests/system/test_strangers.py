@@ -212,6 +212,13 @@ def test_without_a_key_every_route_answers_the_same_whatever_is_asked_for(
     _is_untouched(victim)
 
 
+def test_the_demo_accounts_key_is_in_no_log_of_a_stack_in_the_background(product: Product) -> None:
+    logs = {path.name: path.read_text(errors="replace") for path in (product.data / "logs").glob("*.log*")}
+    assert "supervisor.log" in logs
+    assert [name for name, log in logs.items() if product.api_key in log] == []
+    assert product.client().http.get("/v1/models").status_code == 200, "and it was told to who started the stack"
+
+
 def test_a_strangers_listings_and_cursors_show_nothing_of_another_account(victim: Victim, stranger: Client) -> None:
     page = victim.client.get("/v1/conversations", limit=1)
     assert page["next_cursor"]
