@@ -34,7 +34,7 @@ from streams.log.steps import Partition
 TELL_S = 1.0
 SHOWN_MAX = 100
 """Differences of a table that are shown one by one; all are counted."""
-PLACE = ("log_partition", "log_offset")
+PLACE = ("log_partition", "log_offset", "version")
 """Where a row came from: of records that are in the log twice, either will do."""
 GROUPS: Mapping[str, str] = {"usage_records": "usage_day", "invoice_rows": "period"}
 """What rows are grouped by for the comparison; others by a hash of the conversation."""

@@ -22,5 +22,6 @@ BENCHMARKS: tuple[str, ...] = (
     "batching",
     "views_insert",
     "bill_month",
+    "rebuild",
 )
 """Those that `make bench` runs, in this order."""
