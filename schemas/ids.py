@@ -169,8 +169,8 @@ def key_id(api_key: str) -> str:
 
 
 def key_prefix(api_key: str) -> str:
-    """A key's first characters, to recognise it by; 156 random bits are left."""
-    return api_key[:_PREFIX_CHARS]
+    """A key's first characters, to recognise it by, a third of it at most; of ours 156 random bits are left."""
+    return api_key[: min(_PREFIX_CHARS, len(api_key) // 3)]
 
 
 def has_secret(text: str) -> bool:

@@ -178,6 +178,7 @@ def test_the_name_of_a_key_is_not_the_key():
     assert len(key) - len(key_prefix(key)) >= 24
     assert key_id(key) == key_id(key) != key_id(new_key())
     assert not has_secret(key_prefix(key))
+    assert (len(key_prefix(key)), key_prefix("tlk_secret")) == (10, "tlk")
 
 
 @pytest.mark.parametrize("text", ["a", "0", "a-b_c", "a" * 64])
