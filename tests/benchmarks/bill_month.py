@@ -145,9 +145,9 @@ def main() -> int:
     )
     p50 = report.percentile(bills, 0.5)
     accounts = ACCOUNTS - ACCOUNTS // 20 + 1
-    how = f"""{chosen.records:,} usage records of a year and {accounts} accounts, one of which has a twentieth; 4 % twice,
-    1 % again with a higher revision and other dimensions; at most {parts} active parts a month. Whole questions over
-    HTTP."""
+    how = f"""{chosen.records:,} usage records of a year and {accounts} accounts, one of which has a twentieth;
+    4 % twice, 1 % again with a higher revision and other dimensions; at most {parts} active parts a month. Whole
+    questions over HTTP."""
     reached = {
         f"a bill of a month in {TARGET_MS:.0f} ms (p50)": p50 <= TARGET_MS,
         "bills equal the records made": exact,
