@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from api.prompt_tokens import MESSAGE_TOKENS, PromptTokens, TokenizerUnusable, load, parse_tokenizers
+from api.prompt_tokens import MESSAGE_TOKENS, PROMPT_TOKENS, PromptTokens, TokenizerUnusable, load, parse_tokenizers
 from schemas.models import SMOLLM2
+from schemas.values import PromptMessage
 from tests.api.world import eventually
 
 
@@ -22,6 +23,49 @@ def test_the_local_models_vocabulary_counts_as_the_engine_does() -> None:
     tokenizer = load(local_model())
     assert [tokenizer.count([text]) for text in ("", "Hello world", "12345", " \n\n", "Zürich 🦜")] == [0, 2, 5, 1, 6]
     assert tokenizer.count(["Hello world"] * 3) == 6
+
+
+PROMPTS = (
+    "Hello",
+    "Write one sentence about rivers.",
+    "   leading, trailing and    many spaces   \n\n\n and lines\r\n",
+    "def f(x):\n\treturn [y**2 for y in range(x) if y % 3 == 0]  # 12345 67890",
+    "Größe, naïve café; ﬁ ǆ",
+    "日本語の文章と、简体中文，한국어",
+    "שלום عليكم नमस्ते Привет",
+    "🦜👩‍👩‍👧‍👦🏽 \u200b\ufeff\u0301",
+    "\x00\x01\x1b[0m\x7f",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 0000000000000000",
+    "<|im_start|>user\nspecial<|im_end|>",
+    "long words and more " * 10,
+)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("turns", [1, 2])
+async def test_what_is_reserved_for_a_prompt_is_what_the_engine_reads_and_a_little_more(turns: int) -> None:
+    from inference_workers.engine import GenerationRequest
+    from inference_workers.engines.llama_cpp import LlamaCppEngine
+    from inference_workers.engines.llama_server import LlamaSettings
+
+    counting = PromptTokens({SMOLLM2.name: local_model()})
+    counting.start()
+    await eventually("it is read", lambda: counting.ready(SMOLLM2.name))
+    engine = LlamaCppEngine(LlamaSettings(model="smollm2", model_path=local_model(), slots=1, context_tokens=2048))
+    await engine.start()
+    try:
+        for number, prompt in enumerate(PROMPTS):
+            texts = [text for _ in range(turns - 1) for text in (prompt, "An answer.")] + [prompt]
+            roles = ["user", "assistant"] * turns
+            messages = tuple(PromptMessage(role=role, content=text) for role, text in zip(roles, texts, strict=False))
+            generation = engine.generate(GenerationRequest(id=f"{turns}-{number}", messages=messages, max_tokens=1))
+            async for _ in generation:
+                pass
+            reserved = PROMPT_TOKENS + await counting.count(SMOLLM2, texts)
+            most = 40 + 12 * len(texts) + 12 * sum(text.count("<|") for text in texts)
+            assert generation.usage.input_tokens <= reserved <= generation.usage.input_tokens + most, prompt
+    finally:
+        await engine.shutdown(0.0)
 
 
 async def test_until_the_file_is_read_and_without_one_it_is_three_bytes_a_token(tmp_path: Path) -> None:
