@@ -88,8 +88,8 @@ version, and keep the old ones.
 
 ISSUERS = """## The issuers of tokens
 
-`TURNLOG_JWT_ISSUERS`: a JSON list, the same for every API process, of at most 16. [accounts.md](accounts.md#tokens) says
-what a token must be like.
+`TURNLOG_JWT_ISSUERS`: a JSON list, the same for every API process, of at most 16.
+[accounts.md](accounts.md#tokens) says what a token must be like.
 """
 
 _BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))

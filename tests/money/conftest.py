@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+import structlog
 
 from tests.money.__main__ import quiet
 
@@ -12,3 +13,4 @@ def _silent():
     quiet()
     yield
     logging.disable(logging.NOTSET)
+    structlog.reset_defaults()

@@ -50,9 +50,13 @@ class Outcome:
             if isinstance(event, ReplyStored):
                 self.stored[event.reply_id].append(event)
         self.usage: dict[str, list[UsageRecorded]] = defaultdict(list)
+        """What replies are charged with."""
+        self.void: dict[str, list[UsageRecorded]] = defaultdict(list)
+        """What attempts used that came to nothing."""
         for event in world.log.events("usage"):
             if isinstance(event, UsageRecorded):
-                self.usage[event.reply_id].append(event)
+                kept = self.usage if event.record_kind == "reply" else self.void
+                kept[event.reply_id].append(event)
         self.accepted: dict[str, Sent] = {id_: sent for id_, sent in self.clients.sent.items() if sent.accepted}
         self.conversations = self._conversations()
         self.deleted = {event.conversation_id for event in self.messages if isinstance(event, ConversationDeleted)}
@@ -192,11 +196,16 @@ def the_end_is_answered_as_the_end(outcome: Outcome, reply_id: str, answer: int 
 
 @invariant
 def the_bill_is_its_price(outcome: Outcome, reply_id: str) -> None:
-    """The bills of a reply are equal, and of the price of its tokens."""
+    """The bills of a reply are equal, and of the price of its tokens; what failed and what was void costs nothing."""
     bills = outcome.usage[reply_id]
     require(all(bill == bills[0] for bill in bills), f"{reply_id} has the bills {bills}")
     end = outcome.replies[reply_id].end
     wanted = cost(end.usage, DEFAULT_MODELS[0].price) if end else None
+    if end and end.status == "failed":
+        wanted = Decimal(0)
+    void = {(one.record_kind, one.cost, one.charged, one.output_tokens) for one in outcome.void[reply_id]}
+    require(all(amount == "0" and not charged for _, amount, charged, _ in void), f"{reply_id} pays for {void}")
+    require(len({kind for kind, *_ in void}) == len(void), f"{reply_id} has void attempts in two versions: {void}")
     require(bills and Decimal(bills[0].cost) == wanted, f"{reply_id} costs {bills[0].cost}, not {wanted}")
 
 

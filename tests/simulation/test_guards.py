@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+import structlog
 
 from api.reading import Reader
 from schemas.events import TokensGenerated
@@ -187,6 +188,7 @@ def _silent():
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=[guard.name for guard in GUARDS])

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+import structlog
 
 from schemas.topics import all_topics
 from tests.simulation.__main__ import play, quiet
@@ -20,6 +21,7 @@ def _silent():
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, PER_TEST))

@@ -22,7 +22,6 @@ from inference_workers.engine import (
     Interrupted,
     InvalidRequest,
 )
-from inference_workers.engines import openai_compatible
 from inference_workers.engines.openai_compatible_settings import OpenAiCompatibleSettings
 from inference_workers.engines.providers import Limits
 from inference_workers.registry import make
@@ -277,11 +276,7 @@ async def test_the_next_provider_answers_with_its_own_model_and_words(
     await engine.shutdown(0.0)
 
 
-async def test_where_nothing_listens_the_next_provider_is_asked(
-    fake: FakeOpenAi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A logger keeps the configuration that it was first used with, and other tests of this process configure it.
-    monkeypatch.setattr(openai_compatible, "logger", structlog.get_logger())
+async def test_where_nothing_listens_the_next_provider_is_asked(fake: FakeOpenAi) -> None:
     engine = engine_on(provider(fakes.refusing_url(), "north"), provider(fake.base_url, "south"))
     with structlog.testing.capture_logs() as logs:
         await engine.start()
