@@ -59,11 +59,16 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...] = ()
 
 
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
 def shape_of(table: Table, group: str, ignored: Sequence[str] = ()) -> Shape:
-    """The shape of a table's rows, but for the columns that are ignored."""
-    key = tuple(name.strip("`") for name in table.sort_key)
+    """The shape of a table's rows, but for the columns that are ignored. Keys are the columns that it is sorted by, also
+    through an expression."""
+    names = {column.name for column in table.columns}
+    found = (_IDENTIFIER.findall(part) for part in table.sort_key)
     return Shape(
-        key=key,
+        key=tuple(dict.fromkeys(name for part in found for name in part if name in names)),
         columns=tuple(column for column in table.columns if column.name not in ignored),
         group=group,
         merged=table.engine.endswith("AggregatingMergeTree"),

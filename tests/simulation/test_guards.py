@@ -172,7 +172,7 @@ GUARDS = (
         LOST_END,
     ),
     Guard(
-        "look with every heartbeat", {"api.following.Reader": BeatWithoutLook}, ("a_reader_sees_the_end",), first=200
+        "look with every heartbeat", {"api.following.Reader": BeatWithoutLook}, ("a_reader_sees_the_end",), first=300
     ),
     Guard(
         "owners only commit",
