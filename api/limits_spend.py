@@ -1,9 +1,9 @@
 """What an account has spent in a calendar month (UTC), by its bill, against what it may.
 
-It is asked of ClickHouse and kept for `FRESH_S`; older than that it still counts while the next answer is fetched, up
-to `STALE_S`. So the cap is as exact as the bill is new: what is used by replies that run, or have ended within the
-bill's delay (a second or two) and `FRESH_S`, comes on top. That is bounded by the account's token bucket.
-While ClickHouse is away, what was known last counts, and an account of which nothing is known is let in.
+It is asked of ClickHouse and kept for `FRESH_S`. So the cap is as exact as the bill is new: what is used by replies
+that run, or have ended within the bill's delay (a second or two) and `FRESH_S`, comes on top. That is bounded by the
+account's token bucket. While ClickHouse is away, what was known last counts, and an account of which nothing is known
+is let in; it is asked again after `FRESH_S`.
 """
 
 import asyncio
@@ -22,7 +22,6 @@ from schemas.tiers import TierRules
 log = structlog.get_logger()
 
 FRESH_S = 5.0
-STALE_S = 60.0
 ASK_S = 1.0
 ACCOUNTS_MAX = 20_000
 
@@ -53,15 +52,12 @@ class Spending:
         known = self._known.get(account_id)
         if known is not None and known.month != month:
             known = None
-        age_s = self._now_s() - known.asked_s if known else STALE_S
-        if age_s < FRESH_S:
+        if known is not None and self._now_s() - known.asked_s < FRESH_S:
             return known
         asking = self._asking.get(account_id)
         if asking is None:
             asking = self._asking[account_id] = asyncio.ensure_future(self._ask(account_id, month))
             asking.add_done_callback(lambda _: self._asking.pop(account_id, None))
-        if age_s < STALE_S:
-            return known
         return await asyncio.shield(asking) or known
 
     async def _ask(self, account_id: str, month: str) -> Spent | None:
@@ -73,6 +69,9 @@ class Spending:
         except (StoreDown, TimeoutError) as error:
             self._metrics.spend_unknown.inc()
             log.warning("what an account has spent cannot be read", account_id=account_id, reason=str(error))
+            known = self._known.get(account_id)
+            if known is not None:
+                self._known[account_id] = msgspec.structs.replace(known, asked_s=self._now_s())
             return None
         amount, currency = max(((Decimal(row["cost"]), str(row["currency"])) for row in rows), default=(Decimal(0), ""))
         spent = Spent(month=month, amount=amount, currency=currency, asked_s=self._now_s())

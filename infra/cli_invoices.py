@@ -48,6 +48,9 @@ def close(period: Period, account: OneAccount = None, data: Data = None, as_json
         return
     for one in done.bills:
         typer.echo(f"{one.account_id:<32}{one.bill.period:<10}{_totals(one.bill.totals)}")
+    if not done.bills:
+        typer.echo(f"Nothing to close in {period}: it has no usage, or its bills are closed.")
+        return
     typer.echo(f"{len(done.bills)} bills closed, {done.accounts} accounts with usage. {_totals(done.totals)}")
 
 

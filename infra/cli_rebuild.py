@@ -154,9 +154,17 @@ def _reconcile(data: Path | None, options: Any, say: _Say) -> Any:
     say.result(
         {"reconciled": outcome, "at": now},
         f"{now} UTC: {outcome.records:,} records, {outcome.rows:,} rows: {outcome.found:,} differences, "
-        f"{outcome.left:,} left{behind}{unread}{replies}.",
+        f"{outcome.left:,} left{behind}{unread}{replies}.{_advice(outcome.left, repaired=options.repair)}",
     )
     return outcome
+
+
+def _advice(left: int, *, repaired: bool) -> str:
+    if not left:
+        return ""
+    if repaired:
+        return " What is left the log itself disagrees about: look at these replies."
+    return " `turnlog reconcile --repair` writes what the log says."
 
 
 def _seconds(text: str) -> int:
@@ -171,7 +179,7 @@ def _servers(data: Path | None) -> Iterator[tuple[KafkaLog, Callable[[], Databas
     """The log, and what connects to the database; what goes wrong with them is one sentence."""
     from projections.archive.files import ArchiveBroken
     from projections.archive.history import Missing
-    from projections.clickhouse.client import ClickHouseError, Database
+    from projections.clickhouse.client import ClickHouseError, ClickHouseRefused, Database
     from projections.rebuild.plan import NoSuchView
     from projections.rebuild.rebuild import Changed
     from projections.rebuild.state import UnderWay
@@ -186,6 +194,10 @@ def _servers(data: Path | None) -> Iterator[tuple[KafkaLog, Callable[[], Databas
     except (Missing, ArchiveBroken, NoSuchView, Changed, UnderWay) as failure:
         text = str(failure)
         raise StackError(f"{text[:1].upper()}{text[1:]}.") from failure
+    except ClickHouseRefused as failure:
+        raise StackError(
+            f"ClickHouse refuses what it was told, which is a fault of this command: {failure}"
+        ) from failure
     except ClickHouseError as failure:
         raise StackError(f"ClickHouse did not do it ({failure}); run the command again, it goes on.") from failure
     except LogError as failure:

@@ -33,6 +33,7 @@ from schemas.values import InvoiceLine
 USAGE, LATE, UNCHARGED, CORRECTION = "usage", "late", "not charged", "correction"
 RESERVED = frozenset({"", USAGE, LATE, UNCHARGED})
 """No correction may be called so; one that is, is called `correction`."""
+_RESERVED_WORDS = ", ".join(f"`{word}`" for word in (USAGE, LATE, UNCHARGED))
 REASON_CHARS_MAX = 200
 
 ADJUSTMENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -355,7 +356,9 @@ def adjustment(
         raise ValueError("amount", "must be an amount other than 0, with at most 12 digits behind the point")
     reason = reason.strip()
     if reason in RESERVED or len(reason) > REASON_CHARS_MAX or not reason.isprintable():
-        raise ValueError("reason", f"must be one line of 1 to {REASON_CHARS_MAX} characters that says why")
+        raise ValueError(
+            "reason", f"must be one line of 1 to {REASON_CHARS_MAX} characters, and not one of {_RESERVED_WORDS}"
+        )
     return UsageAdjusted(
         account_id=account_id,
         reply_id=reply_id,

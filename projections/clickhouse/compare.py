@@ -63,8 +63,10 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
 def shape_of(table: Table, group: str, ignored: Sequence[str] = ()) -> Shape:
-    """The shape of a table's rows, but for the columns that are ignored. Keys are the columns that it is sorted by, also
-    through an expression."""
+    """The shape of a table's rows, but for the columns that are ignored.
+
+    Keys are the columns that it is sorted by, also through an expression.
+    """
     names = {column.name for column in table.columns}
     found = (_IDENTIFIER.findall(part) for part in table.sort_key)
     return Shape(
