@@ -86,11 +86,8 @@ class Door:
             keep_ms=max(keep_ms(caller.rules), self._policy.leases.reply_ms + AFTER_LEASE_MS),
         )
 
-    async def pass_(self, demand: Demand, entry: Entry | None, told: Told, *, fresh: bool) -> Demand | None:
-        """The demand as it was reserved; None: without a reservation in Redis. `fresh`: it was not sent before.
-
-        What was sent before is never refused. Raises `Problem` 413, 429 or 503.
-        """
+    async def pass_(self, demand: Demand, entry: Entry | None, told: Told) -> Demand | None:
+        """The demand as it was reserved; None: without a reservation in Redis. Raises `Problem` 413, 429 or 503."""
         weighed = False
         whole, outcome = (entry.reserved.whole, entry.reserved.outcome) if entry is not None else (False, None)
         if isinstance(outcome, Unweighed):
@@ -106,13 +103,12 @@ class Door:
         if whole and isinstance(outcome, Granted | Denied | TooLarge):
             told.standing = outcome.standing
         granted = isinstance(outcome, Granted)
-        if fresh:
-            try:
-                self._refuse(demand, outcome if whole and outcome is not None else self._alone(demand), whole=whole)
-            except Problem:
-                if weighed and granted:
-                    await self.release(demand)
-                raise
+        try:
+            self._refuse(demand, outcome if whole and outcome is not None else self._alone(demand), whole=whole)
+        except Problem:
+            if weighed and granted:
+                await self.release(demand)
+            raise
         return demand if granted else None
 
     async def check_spend(self, caller: Caller, told: Told) -> None:

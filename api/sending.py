@@ -185,7 +185,7 @@ class Sender:
             if problem.status in _LIMITED:
                 self._metrics.refused_sends.labels(problem.code).inc()
             await self._door.give_back(demand, entry)
-            if claim is not None and isinstance(decision, claims.Fresh):
+            if claim is not None and isinstance(decision, claims.Fresh) and decision.ours:
                 await self._unclaim(caller, claim)
             raise
         if let_in is None:
@@ -194,9 +194,10 @@ class Sender:
             return Sent(event, repeated=True)
         (place,) = await self._appender.append((event,), traceparent)
         await self._remember(caller, event, place, claim, let_in.reserved)
-        if isinstance(decision, claims.Repeated):
+        repeated = isinstance(decision, claims.Fresh) and not decision.ours
+        if repeated:
             self._metrics.repeated_sends.inc()
-        return Sent(event, repeated=isinstance(decision, claims.Repeated))
+        return Sent(event, repeated=repeated)
 
     async def _decided(
         self,
@@ -213,16 +214,14 @@ class Sender:
             raise not_found("conversation")
         if isinstance(decision, claims.Conflicting):
             raise conflict()
-        if isinstance(decision, claims.Repeated) and decision.appended:
+        if isinstance(decision, claims.Repeated):
             return None
-        fresh = isinstance(decision, claims.Fresh)
-        if isinstance(decision, claims.Fresh) and claim is not None:
+        if claim is not None:
             if await self._used_before(caller, claim, decision):
                 return None
             self._check_load(caller, model)
-        if fresh:
-            await self._door.check_spend(caller, told)
-        return LetIn(await self._door.pass_(demand, entry, told, fresh=fresh))
+        await self._door.check_spend(caller, told)
+        return LetIn(await self._door.pass_(demand, entry, told))
 
     async def cancel(self, caller: Caller, reply: Parsed, traceparent: str) -> None:
         """Ask that a reply stop."""

@@ -1,5 +1,6 @@
 """Limits at the door: what is let in, what is refused and how it is told, in every format, with and without Redis."""
 
+import asyncio
 from decimal import Decimal
 from typing import Any
 
@@ -110,6 +111,32 @@ async def test_replies_that_run_have_a_limit_with_a_code_of_its_own(world: World
     assert (running["capacity"], running["available"], running["reserved"]) == (2, 0, 2)
     settle(world, first, 0)
     assert (await send(api)).status == 202
+
+
+@pytest.mark.parametrize(
+    ("members", "status"),
+    [
+        ({"tokens_per_minute": 10, "burst_tokens": 700}, 429),
+        ({"requests_per_minute": 1}, 429),
+        ({"running_max": 1}, 429),
+        ({"tokens_per_minute": 100}, 413),
+        ({"spend_hard": Decimal(0)}, 402),
+    ],
+    ids=["tokens", "requests", "running", "too large", "spent"],
+)
+async def test_what_is_refused_is_not_let_in_by_being_sent_at_once_again(
+    world: World, members: dict[str, Any], status: int
+) -> None:
+    limit(world, **members)
+    apis = (world.process(), world.process())
+    if status == 429:
+        assert (await send(apis[0])).status == 202
+    for number in range(4):
+        body = {"client_message_id": f"twin-{number}", "max_output_tokens": 500}
+        answers = await asyncio.gather(*(send(apis[n % 2], **body) for n in range(8)))
+        assert {answer.status for answer in answers} == {status}
+    accepted = [event for event in world.log.events("messages") if isinstance(event, MessageSubmitted)]
+    assert len(accepted) == (status == 429)
 
 
 async def test_a_repeated_send_takes_nothing_and_is_never_refused(world: World) -> None:

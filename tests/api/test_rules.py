@@ -156,8 +156,9 @@ def test_claims_are_decided_by_digest_mark_and_age() -> None:
     assert decide(entry(None, now - 3_000), "d", now) == Fresh(ask_views=True)
     assert decide(entry(None, now - 5), "d", now) == Fresh(ask_views=True, wait_ms=2_995)
     assert decide(entry(None, None), "d", now) == Fresh(ask_views=True, wait_ms=3_000, note_begin=True)
-    assert decide(entry("d", 0), "d", now) == Repeated(appended=False)
-    assert decide(entry("d+", 0), "d", now) == Repeated(appended=True)
+    assert decide(entry("d", 0), "d", now) == Fresh(ask_views=False, ours=False)
+    assert decide(entry("d", now - 5), "d", now) == Fresh(ask_views=True, ours=False, wait_ms=2_995)
+    assert decide(entry("d+", 0), "d", now) == Repeated()
     assert decide(entry("e", 0), "d", now) == Conflicting()
 
 
