@@ -19,8 +19,13 @@ LINES = """
 SELECT period, toInt64(toUnixTimestamp64Milli(closed_at)), description, usage_period, model, tier, price_version,
        currency, records, uncached_input_tokens, cache_read_input_tokens, cache_write_input_tokens,
        cache_write_long_input_tokens, output_tokens, toString(amount)
-  FROM invoice_lines WHERE account_id = {account:String} ORDER BY period, line
+  FROM (
+    SELECT *, min(log_offset) OVER (PARTITION BY period) AS first_offset
+      FROM invoice_rows FINAL WHERE account_id = {account:String}
+  )
+ WHERE log_offset = first_offset ORDER BY period, line
 """
+"""The lines of closed bills; of one without lines a row of line 0, which has no description."""
 
 RECORDS_OF = """
 SELECT record_kind, toString(usage_day), currency, toString(cost), reason

@@ -16,7 +16,9 @@ def closed_bills(rows: Iterable[Sequence[Any]]) -> tuple[Bill, ...]:
     for period, closed_at_ms, *members in rows:
         line = dict(zip(names, members, strict=True))
         line["amount"] = plain(Decimal(line["amount"]))
-        found.setdefault((period, closed_at_ms), []).append(InvoiceLine(**line))
+        lines = found.setdefault((period, closed_at_ms), [])
+        if line["description"]:  # without one the row says only that the bill is closed
+            lines.append(InvoiceLine(**line))
     return tuple(
         Bill(period=period, status="closed", lines=tuple(lines), closed_at_ms=at_ms)
         for (period, at_ms), lines in found.items()

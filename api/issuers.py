@@ -16,6 +16,7 @@ Sources: RFC 7515, 7517, 7518, 7519, 8037, 8725.
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import jwt
 import msgspec
@@ -76,6 +77,14 @@ def parse_issuers(text: str) -> tuple[Issuer, ...]:
     return issuers
 
 
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0 and not any(sign.isspace() for sign in url)
+    except ValueError:
+        return False
+
+
 def _wrong(issuer: Issuer) -> str | None:
     unknown = [name for name in issuer.algorithms if name not in ALGORITHMS]
     named = (*(issuer.accounts or ()), *((issuer.account,) if issuer.account is not None else ()))
@@ -85,6 +94,7 @@ def _wrong(issuer: Issuer) -> str | None:
         "jwks_url must begin with https:// (or http://, inside of your own network)": not issuer.jwks_url.startswith(
             ("https://", "http://")
         ),
+        "jwks_url is no address": not _is_address(issuer.jwks_url),
         "audience must name one": not issuer.audiences or not all(issuer.audiences),
         "algorithms must name one": not issuer.algorithms,
         f"algorithms has {', '.join(unknown)}; possible are {', '.join(ALGORITHMS)}": bool(unknown),

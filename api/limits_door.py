@@ -174,8 +174,9 @@ class Door:
 
 def output_limit(model: Model, caller: Caller, asked: int | None) -> int:
     """The longest output that a reply may have: asked for, or the model's default; never above tier and model."""
-    of_tier = caller.rules.output_tokens_max or model.output_tokens_max
-    return min(asked or model.output_tokens_default, of_tier, model.output_tokens_max)
+    of_tier = caller.rules.output_tokens_max
+    most = model.output_tokens_max if of_tier is None else min(of_tier, model.output_tokens_max)
+    return min(asked or model.output_tokens_default, most)
 
 
 def _texts(event: MessageSubmitted | RegenerationRequested) -> list[str]:

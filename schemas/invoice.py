@@ -42,6 +42,9 @@ _EXACT = Context(prec=60, traps=[Inexact, InvalidOperation])
 _AMOUNT_MAX = Decimal(10) ** 26
 _AMOUNT_STEP = Decimal(1).scaleb(-12)
 _COUNT_MAX = 2**63 - 1
+_ATTEMPTS_MAX = 2**32 - 1
+TIME_MAX_MS = 9_000_000_000_000
+"""The latest time that a column holds."""
 REVISION_MAX = 2**20 - 1
 _DAYS = (date(1970, 1, 1), date(2148, 12, 31))
 
@@ -243,7 +246,10 @@ class Ledger:
 def held_of(event: UsageRecorded | UsageAdjusted) -> Held | None:
     """What a record says; None where it cannot be stored."""
     amount = amount_of(event.cost)
+    at_ms = event.adjusted_at_ms if isinstance(event, UsageAdjusted) else event.ended_at_ms
     if amount is None or not is_day(event.usage_day) or not 0 <= event.revision <= REVISION_MAX:
+        return None
+    if not 0 <= at_ms <= TIME_MAX_MS:
         return None
     period = sys.intern(event.usage_day[:7])
     if isinstance(event, UsageAdjusted):
@@ -257,7 +263,8 @@ def held_of(event: UsageRecorded | UsageAdjusted) -> Held | None:
         event.cache_write_long_input_tokens,
         event.output_tokens,
     )
-    if not all(0 <= count <= _COUNT_MAX for count in counts):
+    others = (event.reasoning_tokens, event.queued_ms or 0, event.gpu_ms or 0)
+    if not all(0 <= count <= _COUNT_MAX for count in (*counts, *others)) or not 0 <= event.attempts <= _ATTEMPTS_MAX:
         return None
     why = "" if event.charged else UNCHARGED
     heading = Heading(period, why, event.model, event.tier, event.price_version, event.currency)

@@ -17,6 +17,8 @@ import msgspec
 from schemas.models import Model, Price, wrong_amount
 from schemas.values import Tier, TimeMs
 
+UNPRICED = "unpriced"
+"""The version on records of what has no price."""
 CACHE_READ = Decimal("0.1")
 CACHE_WRITE = Decimal("1.25")
 CACHE_WRITE_LONG = Decimal(2)
@@ -89,6 +91,8 @@ def parse_prices(text: str) -> tuple[PriceEntry, ...]:
     seen: set[tuple[object, ...]] = set()
     for place, entry in enumerate(entries, 1):
         where = f"TURNLOG_PRICES: entry {place} ({entry.model}, {entry.version})"
+        if entry.version in ("", UNPRICED) or not entry.version.isprintable():
+            raise ValueError(f"{where}: version must be a name on one line, other than {UNPRICED!r}")
         if entry.valid_from.tzinfo is None:
             raise ValueError(f'{where}: valid_from needs its offset: "2026-11-01T00:00:00Z"')
         if not _CURRENCY.fullmatch(entry.currency):

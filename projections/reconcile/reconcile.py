@@ -155,7 +155,10 @@ def _load(
     outcome: Outcome,
     topic: _Topic,
 ) -> dict[Partition, int]:
-    """The log's rows into their tables; the ends up to which it was read."""
+    """The log's rows into their tables; how far the projection must be to have them too.
+
+    Behind the last record of a partition that can be read it says nothing: dead letters never reach it.
+    """
     writing, converting = connect(), connect()
     history = History(log, topic.partitions, options.archive, converting)
     loading = Loading(writing, beside, lambda _: None, wanted=_wanted(day))
@@ -169,7 +172,7 @@ def _load(
             loading.take(records, reached)
         loading.flush()
         outcome.records, outcome.unreadable = loading.counts.records, loading.counts.unreadable
-        return topic.ends
+        return {**positions, **loading.read}
     finally:
         loading.close()
         history.close()

@@ -8,9 +8,10 @@ from datetime import date
 from decimal import Context, Decimal, InvalidOperation
 from functools import lru_cache
 
+from schemas.invoice import TIME_MAX_MS
+
 INT_MAX = 2**63 - 1
 SMALL_MAX = 2**32 - 1
-_TIME_MAX_MS = 9_000_000_000_000
 _COST_MAX = Decimal(10) ** 26
 _COST_STEP = Decimal(1).scaleb(-12)
 _EXACT = Context(prec=60)
@@ -29,7 +30,7 @@ class Unstorable(Exception):
 
 def time_text(field: str, at_ms: int) -> str:
     """Milliseconds since the epoch, as Unix seconds with three decimals. Raises `Unstorable`."""
-    if not 0 <= at_ms <= _TIME_MAX_MS:
+    if not 0 <= at_ms <= TIME_MAX_MS:
         raise Unstorable(field, f"not a time: {at_ms}")
     seconds, rest = divmod(at_ms, 1000)
     return "%d.%03d" % (seconds, rest)  # noqa: UP031 - twice as fast here

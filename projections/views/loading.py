@@ -58,6 +58,8 @@ class Loading:
         self._thread = ThreadPoolExecutor(1, "inserting")
         self._writing: Future[None] | None = None
         self.counts = Loaded()
+        self.read: dict[Partition, int] = {}
+        """Of each partition, the offset behind its last record that could be read: how far a projection can tell."""
 
     def take(self, records: Sequence[Record], reached: Mapping[Partition, int]) -> None:
         """Take these records, with which their partitions have been read up to there.
@@ -88,6 +90,7 @@ class Loading:
             except (Undecodable, Unstorable):
                 self.counts.unreadable += 1
                 continue
+            self.read[Partition(record.topic, record.partition)] = record.offset + 1
             for row in found:
                 of_table = kept.get(type(row))
                 if of_table is not None and (wanted is None or wanted(row)):

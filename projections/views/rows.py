@@ -4,6 +4,7 @@ An event whose values no column can hold gives `columns.Unstorable`: its record 
 """
 
 from projections.views import columns
+from projections.views.columns import Unstorable
 from projections.views.tables import ConversationRow, GenerationRow, InvoiceRow, MessageRow, ReplyRow, Row, UsageRow
 from schemas.codec import Envelope, hot_encode, to_json
 from schemas.conversation import derived_title
@@ -20,10 +21,25 @@ from schemas.events import (
     UsageAdjusted,
     UsageRecorded,
 )
-from schemas.invoice import REVISION_MAX
-from schemas.values import VoidAttempt
+from schemas.invoice import PERIOD, REVISION_MAX
+from schemas.values import InvoiceLine, VoidAttempt
 
 VERSION_MAX = 2**63 - 1
+NO_LINE = InvoiceLine(
+    description="",
+    usage_period="",
+    model="",
+    tier="",
+    price_version="",
+    currency="",
+    records=0,
+    uncached_input_tokens=0,
+    cache_read_input_tokens=0,
+    cache_write_input_tokens=0,
+    cache_write_long_input_tokens=0,
+    output_tokens=0,
+    amount="0",
+)
 PLACES = 2**43
 """Offsets that a version has room for, below each revision."""
 
@@ -296,7 +312,10 @@ def _version(revision: int, offset: int) -> int:
 
 
 def _invoice(event: PeriodClosed, partition: int, offset: int) -> tuple[Row, ...]:
+    """A row a line; of a bill without lines one that says that it is closed (line 0)."""
     closed_at = columns.time_text("closed_at_ms", event.closed_at_ms)
+    if not PERIOD.fullmatch(event.period):
+        raise Unstorable("period", f"not a month: {event.period[:40]!r}")
     return tuple(
         InvoiceRow(
             account_id=event.account_id,
@@ -320,7 +339,7 @@ def _invoice(event: PeriodClosed, partition: int, offset: int) -> tuple[Row, ...
             log_offset=offset,
             version=VERSION_MAX - offset,
         )
-        for number, line in enumerate(event.lines, 1)
+        for number, line in (enumerate(event.lines, 1) if event.lines else [(0, NO_LINE)])
     )
 
 

@@ -42,7 +42,7 @@ class TierRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def capacity_tokens(self) -> int:
         """What the token bucket holds when it is full."""
-        return self.burst_tokens or self.tokens_per_minute
+        return self.tokens_per_minute if self.burst_tokens is None else self.burst_tokens
 
 
 Tiers = Mapping[Tier, TierRules]
@@ -84,12 +84,15 @@ def parse_tiers(text: str) -> Tiers:
 
 
 def _check(name: str, rules: TierRules) -> None:
+    optional = {
+        "organisation_tokens_per_minute": rules.organisation_tokens_per_minute,
+        "output_tokens_max": rules.output_tokens_max,
+    }
     counts = {
         "requests_per_minute": (rules.requests_per_minute, REQUESTS_PER_MINUTE_MAX),
         "tokens_per_minute": (rules.tokens_per_minute, TOKENS_MAX),
         "burst_tokens": (rules.capacity_tokens, TOKENS_MAX),
-        "organisation_tokens_per_minute": (rules.organisation_tokens_per_minute or 1, TOKENS_MAX),
-        "output_tokens_max": (rules.output_tokens_max or 1, TOKENS_MAX),
+        **{member: (value, TOKENS_MAX) for member, value in optional.items() if value is not None},
         "running_max": (rules.running_max, TOKENS_MAX),
         **{f"model_tokens_per_minute of {key}": (n, TOKENS_MAX) for key, n in rules.model_tokens_per_minute.items()},
         **{f"pool_tokens_per_minute of {key}": (n, TOKENS_MAX) for key, n in rules.pool_tokens_per_minute.items()},
@@ -100,3 +103,5 @@ def _check(name: str, rules: TierRules) -> None:
     for member, amount in (("spend_soft", rules.spend_soft), ("spend_hard", rules.spend_hard)):
         if amount is not None and not (amount.is_finite() and amount >= 0):
             raise ValueError(f"TURNLOG_TIERS: the tier {name!r}: {member} is {amount}; not an amount of money")
+    if rules.models is not None and not rules.models:
+        raise ValueError(f"TURNLOG_TIERS: the tier {name!r}: models names none; leave it out for all")

@@ -7,12 +7,10 @@ import msgspec
 from schemas.events import Event, GenerationEnded, ReplyStored, UsageRecorded
 from schemas.ids import text_digest
 from schemas.models import Model, Price, cost, find, plain, uncached
-from schemas.prices import PriceEntry, entry_of
+from schemas.prices import UNPRICED, PriceEntry, entry_of
 from schemas.reply import Reply, VoidUsage
 from schemas.stream import Ended
 from schemas.values import Usage
-
-UNPRICED = "unpriced"
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):

@@ -144,6 +144,14 @@ def test_what_the_projection_has_not_come_to_is_no_difference(deployed):
     assert (found, outcome.behind, outcome.replies_compared) == ([], 4, False)
 
 
+def test_dead_letters_at_the_end_hold_up_nothing(deployed):
+    deployed.append(*[event for n in range(8) for event in agreed(n)])
+    deployed.project()
+    deployed.append(*[replace(one, queued_ms=-1) for one in stream(6)])
+    outcome, found = run(deployed, replies=True)
+    assert (found, outcome.behind, outcome.unreadable, outcome.replies_compared) == ([], 0, 6, True)
+
+
 def test_records_that_came_while_it_looked_are_no_difference(deployed):
     deployed.append(*stream(10))
     deployed.project()

@@ -15,7 +15,7 @@ from projections.views.tables import TABLES
 from schemas import events as e
 from schemas.codec import Envelope, hot_decode
 from schemas.examples import EXAMPLES
-from schemas.invoice import REVISION_MAX
+from schemas.invoice import REVISION_MAX, held_of
 from schemas.values import VoidAttempt
 from tests.schemas.strategies import events
 
@@ -94,6 +94,35 @@ def test_what_no_column_can_hold_is_refused_by_name(changes, field):
 def test_any_amount_of_money_that_fits_is_kept_exactly(cost):
     [row] = made(EXAMPLES[e.UsageRecorded], cost=str(cost))
     assert Decimal(row.cost) == cost
+
+
+NUMBERS = [
+    (cls, name)
+    for cls in (e.UsageRecorded, e.UsageAdjusted)
+    for name in cls.__struct_fields__
+    if isinstance(getattr(EXAMPLES[cls], name), int)
+]
+EDGES = (-1, 0, 1, 2**20 - 1, 2**20, 2**32 - 1, 2**32, 9_000_000_000_000, 9_000_000_000_001, 2**63 - 1, 2**63)
+
+
+@pytest.mark.parametrize("value", EDGES)
+@pytest.mark.parametrize(("cls", "name"), NUMBERS)
+def test_what_no_column_can_hold_is_on_no_bill_either(cls, name, value):
+    event = msgspec.structs.replace(EXAMPLES[cls], **{name: value})
+    try:
+        rows(Envelope(event=event, source="test"), 0, 0)
+    except Unstorable:
+        assert held_of(event) is None
+    else:
+        assert held_of(event) is not None
+
+
+def test_a_closed_bill_without_lines_is_a_row_and_one_of_no_month_is_none():
+    [row] = made(EXAMPLES[e.PeriodClosed], lines=())
+    assert (row.period, row.line, row.amount) == ("2025-11", 0, "0")
+    for period in ("zz", "2025-13", "2025-1", ""):
+        with pytest.raises(Unstorable, match="period"):
+            made(EXAMPLES[e.PeriodClosed], period=period)
 
 
 @given(events())
