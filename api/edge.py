@@ -8,6 +8,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.context import Trail
+from api.draining import RequestBody
 from api.limits_headers import headers_of
 from api.metrics import Metrics
 from api.pacing import Pacing
@@ -53,12 +54,13 @@ class Edge:
             request_id = None  # a key is no id: this one gets into logs and events
         trail = Trail.of(request_id, named.get(b"traceparent"), self._make_id())
         scope["turnlog.trail"] = trail
-        answer = _Answer(send, trail, scope["path"], began_s)
+        body = RequestBody(receive, scope)
+        answer = _Answer(send, body, trail, scope["path"], began_s)
         with structlog.contextvars.bound_contextvars(request_id=trail.request_id, trace_id=trace_id(trail.traceparent)):
             told = _Told("any", "none", "")
             try:
                 try:
-                    await self._app(scope, receive, answer)
+                    await self._app(scope, body, answer)
                 finally:
                     told = _Told.of(scope)
                 stream: EventStream | None = scope.get(PENDING)
@@ -103,10 +105,11 @@ class _Answer:
     the answer began.
     """
 
-    __slots__ = ("_limits", "_path", "_request_id", "_send", "began_s", "status")
+    __slots__ = ("_body", "_limits", "_path", "_request_id", "_send", "began_s", "status")
 
-    def __init__(self, send: Send, trail: Trail, path: str, began_s: float) -> None:
+    def __init__(self, send: Send, body: RequestBody, trail: Trail, path: str, began_s: float) -> None:
         self._send = send
+        self._body = body
         self._request_id = trail.request_id
         self._limits = trail.limits
         self._path = path
@@ -120,7 +123,15 @@ class _Answer:
             request_id = (b"x-request-id", self._request_id.encode("latin-1"))
             limits = headers_of(self._path, self._limits, time.time())
             message["headers"] = [*message.get("headers", ()), request_id, *limits]
+            if not self._body.whole:
+                return self._early(message)
         return self._send(message)
+
+    async def _early(self, message: Message) -> None:
+        closes = any(name.lower() == b"connection" for name, _ in message["headers"])
+        if not closes and not await self._body.drained():
+            message["headers"].append((b"connection", b"close"))
+        await self._send(message)
 
 
 def _headers(scope: Scope) -> dict[bytes, str]:

@@ -174,6 +174,21 @@ def test_a_body_that_does_not_come_whole_is_refused(api: Api, rest: bytes, statu
     assert code in answer
 
 
+def test_a_connection_outlives_an_answer_that_began_before_the_body_had_come(api: Api) -> None:
+    api.start()
+    with socket.create_connection(("127.0.0.1", api.port)) as connection:
+        connection.settimeout(60)
+        for _ in range(3):
+            connection.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n")
+            time.sleep(0.2)
+            connection.sendall(b'{"content": "hello"}')
+            assert connection.recv(1 << 20).startswith(b"HTTP/1.1 401 ")
+        connection.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n")
+        answer = connection.recv(1 << 20)
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert b"connection: close" in answer, "a body that does not come ends it, and that is said"
+
+
 def test_two_processes_share_a_port_and_sigterm_ends_streams_at_an_event(api: Api) -> None:
     """Replies run while one of two is stopped: nothing is lost or doubled, whoever follows them comes back at once."""
     one = api.start()

@@ -240,5 +240,6 @@ class Client:
             query["cursor"] = page["next_cursor"]
 
     def usage_records(self, reply_id: str) -> list[dict[str, Any]]:
-        """The caller's usage records of one reply."""
-        return [record for record in self.pages("/v1/usage/records") if record["message_id"] == reply_id]
+        """What one reply is charged with."""
+        listed = self.pages("/v1/usage/records")
+        return [one for one in listed if one["message_id"] == reply_id and one["record_kind"] == "reply"]

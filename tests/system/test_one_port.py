@@ -24,7 +24,7 @@ def test_all_processes_listen_on_the_address_that_users_get(product: Product) ->
 
 def test_streams_of_a_killed_process_are_resumed_at_the_same_address(product: Product) -> None:
     client = product.client()
-    ids = [client.send({"chunks": 250, "every_ms": 20})["reply"]["id"] for _ in range(2)]
+    ids = [client.send({"chunks": 500, "every_ms": 25})["reply"]["id"] for _ in range(2)]
     killed: list[int] = []
 
     def kill_both_in_turn(seen: Seen) -> None:
