@@ -5,7 +5,9 @@ Rules:
 1. The final offset stays what it was. From the beginning (cursor 0) all is served: `started` at 1, the whole text as
    one `delta` just before the end, `ended` at the final offset.
 2. A reader that has everything but the end gets the end. One that has the end gets nothing.
-3. Any other cursor cannot be served exactly: the pieces are gone.
+3. A reader that has `started` alone, of a reply that needed one attempt, gets the text and the end. (It may have it from
+   here: a reply can be stored before its buffer has it, and a connection can break after any event.)
+4. Any other cursor cannot be served exactly: the pieces are gone.
 """
 
 from typing import Literal
@@ -45,6 +47,7 @@ def stored_frames(stored: ReplyStored, after: int) -> tuple[bytes, ...] | Unserv
     """The frames for a reader that has everything up to `after`."""
     if after > stored.final_offset:
         return Unserved("beyond")
-    if 0 < after < stored.final_offset - 1:
+    begun = after == 1 and stored.attempt == 1
+    if 0 < after < stored.final_offset - 1 and not begun:
         return Unserved("expired")
     return tuple(frame(offset, event) for offset, event in stored_events(stored) if offset > after)
