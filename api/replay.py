@@ -5,8 +5,8 @@ Rules:
 1. The final offset stays what it was. From the beginning (cursor 0) all is served: `started` at 1, the whole text as
    one `delta` just before the end, `ended` at the final offset.
 2. A reader that has everything but the end gets the end. One that has the end gets nothing.
-3. A reader that has `started` alone, of a reply that needed one attempt, gets the text and the end. (It may have it from
-   here: a reply can be stored before its buffer has it, and a connection can break after any event.)
+3. A reader that has `started` alone, of a reply that needed one attempt, gets the text and the end. (It may have it
+   from here: a reply can be stored before its buffer has it, and a connection can break after any event.)
 4. Any other cursor cannot be served exactly: the pieces are gone.
 """
 
