@@ -23,5 +23,6 @@ BENCHMARKS: tuple[str, ...] = (
     "views_insert",
     "bill_month",
     "rebuild",
+    "reserve_settle",
 )
 """Those that `make bench` runs, in this order."""
