@@ -4,19 +4,16 @@ Times are text of Unix seconds, which ClickHouse reads the same under every time
 """
 
 import re
-from datetime import date
-from decimal import Context, Decimal, InvalidOperation
+from decimal import Context, Decimal
 from functools import lru_cache
 
-from schemas.invoice import TIME_MAX_MS
+from schemas.invoice import TIME_MAX_MS, amount_of, is_day
 
 INT_MAX = 2**63 - 1
 SMALL_MAX = 2**32 - 1
-_COST_MAX = Decimal(10) ** 26
 _COST_STEP = Decimal(1).scaleb(-12)
 _EXACT = Context(prec=60)
 _PLAIN_COST = re.compile(r"-?[0-9]{1,26}(\.[0-9]{1,12})?")
-_DAYS = (date(1970, 1, 1), date(2148, 12, 31))
 
 
 class Unstorable(Exception):
@@ -39,11 +36,7 @@ def time_text(field: str, at_ms: int) -> str:
 @lru_cache(maxsize=4_096)
 def day(text: str) -> str:
     """A day as it is, YYYY-MM-DD. Raises `Unstorable`."""
-    try:
-        found = date.fromisoformat(text)
-    except ValueError:
-        found = None
-    if found is None or found.isoformat() != text or not _DAYS[0] <= found <= _DAYS[1]:
+    if not is_day(text):
         raise Unstorable("usage_day", f"not a day: {text[:40]!r}")
     return text
 
@@ -52,14 +45,10 @@ def cost(text: str) -> str:
     """An amount of money that `Decimal(38, 12)` holds exactly. Raises `Unstorable`."""
     if _PLAIN_COST.fullmatch(text):
         return text
-    try:
-        value = Decimal(text)
-        stored = value.quantize(_COST_STEP, context=_EXACT) if value.is_finite() and abs(value) < _COST_MAX else None
-    except InvalidOperation:
-        stored = None
-    if stored is None or stored != value:
+    value = amount_of(text)
+    if value is None:
         raise Unstorable("cost", f"not an amount with at most 26 and 12 digits: {text[:60]!r}")
-    return f"{stored:f}"
+    return f"{value.quantize(_COST_STEP, context=_EXACT):f}"
 
 
 def count(field: str, value: int, most: int = INT_MAX) -> int:
