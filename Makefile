@@ -12,6 +12,8 @@
 
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Hundreds of processes start here; without their bytecode each one would compile the code again.
+unexport PYTHONDONTWRITEBYTECODE
 UP ?=
 TESTS ?=
 BENCHMARKS ?=
@@ -20,7 +22,7 @@ SEED ?=
 CHAOS ?=
 WITHOUT_SERVERS := not servers and not model and not system and not kills
 # Some tests wait: more processes than cores. One that hangs where no signal reaches it is shown and ends the run.
-PURE_TESTS := $(BIN)/python -m pytest -n $(shell expr $$(nproc) \* 3 / 2) -m "$(WITHOUT_SERVERS)" \
+PURE_TESTS := $(BIN)/python -m pytest -n $(shell expr $$(nproc) \* 2) --dist worksteal -m "$(WITHOUT_SERVERS)" \
 	-o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
 SERVER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile -m "not ($(WITHOUT_SERVERS))" \
 	-o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true

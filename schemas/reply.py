@@ -5,7 +5,8 @@ one reply in the order of their partition:
 
 1. A reply is opened by its `GenerationQueued`. Events of a reply that is not open (not yet, or closed and forgotten)
    are dropped; so a reader that starts at a checkpoint cannot resurrect what ended before it.
-2. The first `GenerationStarted` of an attempt owns the attempt with its `generation_id`.
+2. The first `GenerationStarted` of an attempt owns the attempt with its `generation_id`; one without an id is nobody's
+   and is dropped.
 3. `GenerationReset` raises the attempt; so does a `GenerationStarted` of a higher attempt that comes first. Either
    way readers see exactly one `reset`, before any token of the new attempt.
 4. Events of another generation or of a lower attempt are dropped (a zombie's, a double dispatch's).
@@ -165,6 +166,8 @@ def _few(pieces: tuple[str, ...]) -> tuple[str, ...]:
 
 def _started(reply: Reply, event: GenerationStarted) -> Step:
     seen: tuple[AnyStreamEvent, ...] = ()
+    if not event.generation_id:
+        return reply, ()
     if event.attempt > reply.attempt:
         reply, seen = _reset(reply, event.attempt, "restarted")
     if event.attempt < reply.attempt or reply.generation_id:

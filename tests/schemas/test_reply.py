@@ -62,6 +62,10 @@ def check_stream(outcome):
     assert (outcome.reply.phase == "ended") == any(isinstance(event, Ended) for _, event in outcome.stream)
 
 
+def test_a_start_without_a_generation_starts_nothing():
+    assert kinds([queued(), started("", 1), started("", 2), started("g", 1), started("", 1)]) == ["Started"]
+
+
 @given(histories())
 def test_streams_are_dense_and_their_text_is_the_deltas_since_the_last_reset(history):
     check_stream(seen(history))

@@ -11,7 +11,7 @@ from tests.simulation.checker import check
 from tests.simulation.processes import POOL
 from tests.simulation.world import BEGIN_MS, World
 
-SEEDS = 1_000
+SEEDS = 500
 PER_TEST = 25
 
 
