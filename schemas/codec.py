@@ -58,7 +58,7 @@ class Undecodable(Exception):
         self.reason = reason
 
 
-class Envelope(msgspec.Struct, Generic[E_co], frozen=True, kw_only=True):
+class Envelope(msgspec.Struct, Generic[E_co], frozen=True, kw_only=True, gc=False):
     """An event with what CloudEvents says about it. `raw` is the value of today's version that it came from, if any."""
 
     event: E_co
@@ -112,6 +112,7 @@ _MEMBERS: dict[type[Event], frozenset[str]] = {
 }
 _ENCODER = msgspec.json.Encoder()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 _FIELD = re.compile(r"`?\$\.?([\w.\[\]]*)`?|(?:field|member) `(\w+)`")
 
 
@@ -257,7 +258,7 @@ def _milliseconds(text: str | None) -> int | None:
     try:
         moment = datetime.fromisoformat(text)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return round((moment - _EPOCH) / timedelta(milliseconds=1))
+        return round((moment - _EPOCH) / _MILLISECOND)
     except (ValueError, OverflowError) as error:
         raise _Bad("ce_time", str(error)) from error
 

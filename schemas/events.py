@@ -33,7 +33,7 @@ from schemas.values import (
 )
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of all events. Unknown members are ignored on decoding and kept on re-encoding (`schemas.codec`)."""
 
     TOPIC: ClassVar[str | None] = None

@@ -88,11 +88,14 @@ class History:
         self._reader.seek(reached)
         while any(reached[partition] < end for partition, end in ends.items()):
             records = self._reader.poll(POLL_S)
-            now = {p: min(at, ends[p]) for p, at in self._reader.positions().items()}
+            read = self._reader.positions()
+            if any(at > ends[p] for p, at in read.items()):
+                records = [r for r in records if r.offset < ends[Partition(r.topic, r.partition)]]
+            now = {p: min(at, ends[p]) for p, at in read.items()}
             moved = {p: at for p, at in now.items() if at > reached[p]}
             reached.update(moved)
             if moved:
-                yield [r for r in records if r.offset < ends[Partition(r.topic, r.partition)]], moved
+                yield records, moved
             else:
                 idle()
 

@@ -84,19 +84,21 @@ class Loading:
     def _make(self, records: Sequence[Record]) -> None:
         kept, wanted = self._rows, self._wanted
         held = size = 0
+        last: dict[tuple[str, int], int] = {}
         for record in records:
             try:
                 found = rows(decoded(record), record.partition, record.offset)
             except (Undecodable, Unstorable):
                 self.counts.unreadable += 1
                 continue
-            self.read[Partition(record.topic, record.partition)] = record.offset + 1
+            last[record.topic, record.partition] = record.offset
             for row in found:
                 of_table = kept.get(type(row))
                 if of_table is not None and (wanted is None or wanted(row)):
                     of_table.append(row)
                     held += 1
                     size += len(record.value or b"")
+        self.read.update((Partition(*place), offset + 1) for place, offset in last.items())
         self._held += held
         self._size += size
         self.counts.records += len(records)

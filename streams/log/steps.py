@@ -41,7 +41,7 @@ class Partition(NamedTuple):
     number: int
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """A record as it stands in the log. `value` None is a tombstone of a compacted topic."""
 
     topic: str
@@ -53,7 +53,7 @@ class Record(msgspec.Struct, frozen=True):
     timestamp_ms: int
 
 
-class Arrived(msgspec.Struct, frozen=True):
+class Arrived(msgspec.Struct, frozen=True, gc=False):
     """A record with the envelope decoded from it."""
 
     record: Record

@@ -37,9 +37,11 @@ class KafkaReader:
                 if message.error() is not None:
                     self._failed(message)
                     continue
-                taken = record(message, self._names)
-                self._positions[Partition(taken.topic, taken.partition)] = taken.offset + 1
-                records.append(taken)
+                records.append(record(message, self._names))
+            last = {(taken.topic, taken.partition): taken.offset for taken in records}
+            for place, offset in last.items():
+                partition = Partition(*place)
+                self._positions[partition] = max(self._positions[partition], offset + 1)
             if records or time.monotonic() >= deadline:
                 return records
 
