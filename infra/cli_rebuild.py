@@ -6,20 +6,23 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.cli_accounts import tiers
 from infra.cli_options import AsJson, Data
 from infra.errors import StackError
-from infra.money_servers import clickhouse_of, kafka_of
+from infra.known_accounts import read_accounts
+from infra.money_servers import clickhouse_of, kafka_of, redis_of
 from streams.log.process import database_of
 
 if TYPE_CHECKING:
     from projections.clickhouse.client import Database
+    from projections.reconcile.buckets import Buckets
     from streams.log.kafka import KafkaLog
 
 CLIENT = "turnlog-infra"
@@ -39,6 +42,7 @@ Repair = Annotated[bool, typer.Option("--repair", help="Write what the log says.
 Every = Annotated[str | None, typer.Option(help="Again and again: 90s, 15m, 1h, 1d.")]
 Days = Annotated[int, typer.Option(min=0, help="Only records of so many days, today included; 0: all.")]
 Replies = Annotated[bool, typer.Option("--replies/--no-replies", help="Also compare messages with bills.")]
+Limits = Annotated[bool, typer.Option("--limits/--no-limits", help="Also compare what limits were settled with.")]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="With --every: serve Prometheus metrics there.")]
 
 
@@ -106,25 +110,29 @@ def reconcile(
     days: Days = 0,
     archive: Archive = None,
     replies: Replies = True,
+    limits: Limits = True,
     metrics_port: MetricsPort = 0,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare bills with the log and with what messages say. Exit code 1 when there are differences left."""
+    """Compare bills with the log, with what messages say, and with what limits were settled with.
+
+    Exit code 1 when there are differences left.
+    """
     from projections.reconcile.metrics import ReconcileMetrics
     from projections.reconcile.reconcile import Options
 
     say = _Say(as_json)
     options = Options(archive=archive, repair=repair, days=days, replies=replies)
     if every is None:
-        if _reconcile(data, options, say).left:
+        if _reconcile(data, options, say, limits=limits).left:
             raise typer.Exit(1)
         return
     pause_s = _seconds(every)
     metrics = ReconcileMetrics()
     if metrics_port:
         metrics.serve(metrics_port)
-    _again_and_again(lambda: _reconcile(data, options, say), pause_s, metrics, say)
+    _again_and_again(lambda: _reconcile(data, options, say, limits=limits), pause_s, metrics, say)
 
 
 def _again_and_again(work: Callable[[], Any], pause_s: float, metrics: Any, say: _Say) -> None:
@@ -142,21 +150,28 @@ def _again_and_again(work: Callable[[], Any], pause_s: float, metrics: Any, say:
         stop.wait(max(pause_s - (time.monotonic() - began), 1.0))
 
 
-def _reconcile(data: Path | None, options: Any, say: _Say) -> Any:
+def _reconcile(data: Path | None, options: Any, say: _Say, *, limits: bool) -> Any:
     from projections.reconcile.reconcile import reconcile as work
 
-    with _servers(data) as (log, connect):
-        outcome = work(log, connect, options, say.finding)
+    with _servers(data) as (log, connect), _buckets(data, log) if limits else nullcontext() as buckets:
+        outcome = work(log, connect, options, say.finding, buckets=buckets)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
     behind = f"; the projection is {outcome.behind:,} records behind, these were not judged" if outcome.behind else ""
     unread = f"; {outcome.unreadable:,} records cannot be read (see the dead letters)" if outcome.unreadable else ""
     replies = "" if outcome.replies_compared or not options.replies else "; messages were not compared"
+    trouble = f"; limits were not compared: {outcome.buckets_trouble}" if outcome.buckets_trouble else ""
+    looked_at = f", {outcome.settled:,} of them still count for limits" if outcome.buckets_compared else ""
     say.result(
         {"reconciled": outcome, "at": now},
-        f"{now} UTC: {outcome.records:,} records, {outcome.rows:,} rows: {outcome.found:,} differences, "
-        f"{outcome.left:,} left{behind}{unread}{replies}.{_advice(outcome.left, repaired=options.repair)}",
+        f"{now} UTC: {_counted(outcome.records, 'record')}, {_counted(outcome.rows, 'row')}{looked_at}: "
+        f"{_counted(outcome.found, 'difference')}, {outcome.left:,} left{behind}{unread}{replies}{trouble}."
+        f"{_advice(outcome.left, repaired=options.repair)}",
     )
     return outcome
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _advice(left: int, *, repaired: bool) -> str:
@@ -172,6 +187,21 @@ def _seconds(text: str) -> int:
     if found is None:
         raise typer.BadParameter(f"--every {text!r} is no time: a number and s, m, h or d, such as 1h.")
     return int(found[1]) * _UNITS[found[2]]
+
+
+@contextmanager
+def _buckets(data: Path | None, log: KafkaLog) -> Iterator[Buckets]:
+    """The limits' store, with the accounts as they are now."""
+    from projections.limits.commands import Owners
+    from projections.reconcile.buckets import Buckets
+    from projections.redis.client import Store
+
+    store = Store(redis_of(data))
+    bootstrap, namespace = kafka_of(data)
+    try:
+        yield Buckets(log, store, namespace, Owners(read_accounts(bootstrap, namespace), tiers()))
+    finally:
+        store.close()
 
 
 @contextmanager

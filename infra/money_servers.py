@@ -23,6 +23,12 @@ def clickhouse_of(data: Path | None) -> tuple[str, str]:
     return found, settings.namespace
 
 
+def redis_of(data: Path | None) -> str:
+    """Redis's address. Raises StackError."""
+    settings = settings_from(StackSettings, {"data": data})
+    return settings.redis_url or _of_stack(settings, "redis", "TURNLOG_REDIS_URL")
+
+
 def _of_stack(settings: StackSettings, part: str, variable: str) -> str:
     from infra.data_folder import DataFolder
     from infra.stack import read_snapshot

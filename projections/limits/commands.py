@@ -1,4 +1,7 @@
-"""Calls of the functions in `schemas/tiers/limits.lua` that settle replies and mark how far that has come. Pure."""
+"""Calls of the functions in `schemas/tiers/limits.lua` that settle replies and mark how far that has come. Pure.
+
+Also what a check of them asks: with what a reply was settled, and how far the store has come.
+"""
 
 import msgspec
 
@@ -17,7 +20,7 @@ from schemas.tiers import (
     rules_of,
     window_ms,
 )
-from schemas.tiers.library import NOTE, SETTLE, marker_keys
+from schemas.tiers.library import CORRECT, NOTE, SETTLE, marker_keys
 
 MARGIN_MS = 600_000
 """How far clocks may be apart, and how late a record may come, beside an account's window."""
@@ -96,6 +99,29 @@ def settling(namespace: str, event: UsageRecorded, owner: Owner, now_ms: int, *,
     for bucket in buckets:
         words += _bucket(bucket)
     return Command(account_key, pack(words))
+
+
+def settled_with(namespace: str, event: UsageRecorded, owner: Owner) -> Command:
+    """Asks with how many tokens a reply was settled; nil: it was not, or too long ago (`window_ms` and twice
+    `MARGIN_MS`)."""
+    account_key, _ = owner.holder.keys(namespace)
+    key = b"%b:done:%b" % (account_key, event.reply_id.encode())
+    return Command(key, pack([b"GET", key]))
+
+
+def correcting(namespace: str, event: UsageRecorded, owner: Owner) -> Command:
+    """The call that charges or gives back what a reply was settled with wrongly."""
+    account_key, shared_key = owner.holder.keys(namespace)
+    names = [bucket.name.encode() for bucket in buckets_of(owner.rules, event.model, event.pool, owner.holder)]
+    words = [b"FCALL", CORRECT, b"2", account_key, shared_key, event.reply_id.encode(), b"%d" % charged_tokens(event)]
+    return Command(account_key, pack([*words, *(name for name in names if name != REQUESTS.encode())]))
+
+
+def reached(namespace: str, partitions: int) -> tuple[Command, Command]:
+    """Ask for the store's name and how far each partition has come, and for what says that it is whole: the name."""
+    marker, whole = marker_keys(namespace)
+    words = [b"HMGET", marker, b"name", *(b"%d" % number for number in range(partitions))]
+    return Command(marker, pack(words)), Command(whole, pack([b"GET", whole]))
 
 
 def noting(

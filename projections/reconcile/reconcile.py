@@ -1,4 +1,5 @@
-"""Is the bill what the log says? Fold of `usage` = `usage_records` and `invoice_rows` = what messages say they used.
+"""Is the bill what the log says? Fold of `usage` = `usage_records` and `invoice_rows` = what messages say they used =
+what the buckets of limits were settled with.
 
 1. The log's rows are loaded into tables of their own, by the code that the projection has, and ClickHouse compares
    them: digests by day first, then the rows of days that differ. So memory does not grow with the number of records.
@@ -7,6 +8,7 @@
    if it is not there. Then all is compared again, so what a repair could not mend is told.
 4. Then messages are compared with bills (`replies`). Bills are right by then; a repair gives `reply_rows` what topic
    `messages` says. What still differs, the log itself says twice and differently: kind `log_disagrees`.
+5. Then the marks of settled replies in Redis are (`buckets`), where a store is given that is whole.
 """
 
 import time
@@ -21,8 +23,10 @@ from projections.archive.history import History
 from projections.clickhouse.beside import Table, catalogue, copy_statement, listed
 from projections.clickhouse.client import Database
 from projections.clickhouse.compare import Change, Pair, Shape, differing, digests, pairs, row_hash, shape_of
+from projections.reconcile.buckets import Buckets, Unsettled
 from projections.reconcile.places import Read, verdict
 from projections.reconcile.replies import Disagreement, disagreements, erase_replies
+from projections.redis.client import StoreError
 from projections.views.columns import Unstorable
 from projections.views.loading import Loading
 from projections.views.rows import rows
@@ -61,7 +65,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """A difference. In `changes`, `live` is what the table has, `right` what the log says.
 
     `kind`: of `usage_records` and `invoice_rows` missing, extra or changed; of `reply_rows` no_bill, no_reply, differs
-    or log_disagrees.
+    or log_disagrees; of `buckets`, which is in Redis, not_settled or differs.
     """
 
     table: str
@@ -84,13 +88,23 @@ class Outcome(msgspec.Struct, kw_only=True):
     behind: int = 0
     """Records that the projection had not come to: not judged."""
     replies_compared: bool = False
+    settled: int = 0
+    """Replies of which was looked at whether buckets are settled with them."""
+    buckets_compared: bool = False
+    buckets_trouble: str = ""
+    """Why they could not be compared."""
 
 
 Tell = Callable[[Finding], None]
 
 
 def reconcile(
-    log: Log, connect: Callable[[], Database], options: Options, tell: Tell, today: datetime | None = None
+    log: Log,
+    connect: Callable[[], Database],
+    options: Options,
+    tell: Tell,
+    today: datetime | None = None,
+    buckets: Buckets | None = None,
 ) -> Outcome:
     """Compare, tell each difference, and repair where that is asked for.
 
@@ -118,6 +132,8 @@ def reconcile(
             topic.close()
         if options.replies and not outcome.behind:
             _replies(log, database, day, options, outcome, tell)
+        if buckets is not None:
+            _buckets(buckets, options, outcome, tell)
         return outcome
     finally:
         for name in beside.values():
@@ -332,6 +348,32 @@ def _repair_replies(
     erase_replies(database, wrong)
     if right:
         database.insert(TABLES[ReplyRow], list(right.values()))
+
+
+def _buckets(buckets: Buckets, options: Options, outcome: Outcome, tell: Tell) -> None:
+    """What was found stands even where Redis does not answer: the bills do not hang on it."""
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        reached = buckets.reached()
+        if reached is None:
+            outcome.buckets_trouble = "they are being made again from the log"
+            return
+        found = list(buckets.wrong(reached, now_ms))
+        outcome.settled, outcome.buckets_compared = buckets.looked_at, True
+        for one in found:
+            tell(_unsettled(one))
+        outcome.found += len(found)
+        if found and options.repair:
+            buckets.repair(found, now_ms)
+            found = list(buckets.wrong(reached, now_ms))
+        outcome.left += len(found)
+    except StoreError as failure:
+        outcome.buckets_trouble = str(failure)
+
+
+def _unsettled(one: Unsettled) -> Finding:
+    key = (one.event.account_id, one.event.reply_id)
+    return Finding(table="buckets", kind=one.kind, key=key, changes=one.changes)
 
 
 def _drop_stale(database: Database) -> None:

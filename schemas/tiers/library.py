@@ -17,6 +17,7 @@ RESERVE = f"turnlog_reserve_{VERSION}".encode()
 CONFIRM = f"turnlog_confirm_{VERSION}".encode()
 RELEASE = f"turnlog_release_{VERSION}".encode()
 SETTLE = f"turnlog_settle_{VERSION}".encode()
+CORRECT = f"turnlog_correct_{VERSION}".encode()
 LOOK = f"turnlog_look_{VERSION}".encode()
 NOTE = f"turnlog_note_{VERSION}".encode()
 

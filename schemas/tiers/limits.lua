@@ -5,7 +5,8 @@
 -- 2. Time is the server's. Levels are whole numbers of millionths of a token, below 2^53.
 -- 3. A reservation stands under its reply's id until its lease is over; then its share is free, and what the reply uses
 --    is charged when it is settled. Reserving again under an id that stands takes nothing.
--- 4. A reply is settled once: `done` says so, for as long as its record is young enough to be charged.
+-- 4. A reply is settled once: `done` says so, and with how many tokens, for as long as its record is young enough to be
+--    charged.
 -- 5. Calls of `redis.call` and numbers as text are what these functions cost, so there are few: reservations are looked
 --    through for leases that are over only when the time has come that `next` tells (none is over before it); how long
 --    keys are kept is renewed once in a while (`RENEW_US`); levels and times are packed as doubles.
@@ -400,9 +401,22 @@ local function settle(keys, args)
     end
     write(keys, buckets, args[4])
   end
-  redis.call('SET', done, '1', 'PX', args[3])
+  redis.call('SET', done, args[7], 'PX', args[3])
   weigh(keys[1] .. ':said:' .. args[2], reply, tonumber(args[8]), tonumber(args[9]))
   return {now, code, back}
+end
+
+-- A reply was settled with other tokens than its record has: the difference is charged, or given back. ARGV: reply,
+-- tokens to be charged, the names of the buckets. Returns whether there was one.
+local function correct(keys, args)
+  local done = keys[1] .. ':done:' .. args[1]
+  local charged = redis.call('GET', done)
+  if not charged or charged == args[2] then
+    return 0
+  end
+  add(keys, each({unpack(args, 3)}, ((tonumber(charged) or 0) - args[2]) * MICRO))
+  redis.call('SET', done, args[2], 'KEEPTTL')
+  return 1
 end
 
 -- ARGV: the buckets. Returns the time, the replies that run, and of each bucket its level and what is reserved of it.
@@ -457,5 +471,6 @@ redis.register_function('turnlog_reserve_@VERSION@', reserve)
 redis.register_function('turnlog_confirm_@VERSION@', confirm)
 redis.register_function('turnlog_release_@VERSION@', release)
 redis.register_function('turnlog_settle_@VERSION@', settle)
+redis.register_function('turnlog_correct_@VERSION@', correct)
 redis.register_function('turnlog_look_@VERSION@', look)
 redis.register_function('turnlog_note_@VERSION@', note)

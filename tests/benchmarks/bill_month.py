@@ -114,7 +114,7 @@ def main() -> int:
     rng = random.Random(1)
     with server() as url:
         migrations.apply(url, name)
-        database = Database(url, name, timeout_s=900)
+        database = Database(url, name, timeout_s=3000)
         try:
             fill(database, chosen.records)
             small = [f"account-{rng.choice([n for n in range(ACCOUNTS) if n % 20])}" for _ in range(chosen.bills)]
