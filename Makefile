@@ -24,7 +24,8 @@ WITHOUT_SERVERS := not servers and not model and not system and not kills
 # Some tests wait: more processes than cores. One that hangs where no signal reaches it is shown and ends the run.
 PURE_TESTS := $(BIN)/python -m pytest -n $(shell expr $$(nproc) \* 2) --dist worksteal -m "$(WITHOUT_SERVERS)" \
 	-o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
-SERVER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile -m "not ($(WITHOUT_SERVERS))" \
+# File after file in their order: a folder's product starts once in each process.
+SERVER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not ($(WITHOUT_SERVERS))" \
 	-o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
 .PHONY: setup run test check kills chaos bills bench format lock

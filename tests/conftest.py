@@ -28,6 +28,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes begins first, so that at the end no process waits for another's."""
+    items.sort(key=lambda item: item.get_closest_marker("kills") is None)
+
+
 @pytest.fixture(scope="session")
 def servers() -> Servers:
     """Addresses of the real Kafka, Redis and ClickHouse of this run. Mark the test with `servers`."""
