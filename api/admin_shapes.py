@@ -77,7 +77,7 @@ class UserPage(Shape):
 
 
 class KeyView(Shape):
-    """A key; of one that was revoked only when that was."""
+    """A key."""
 
     id: str
     state: Literal["live", "expired", "revoked"]
@@ -126,28 +126,17 @@ def user_view(user: UserAdded) -> UserView:
 def key_view(key: KeyIssued | KeyRevoked, used_ms: Mapping[str, int], now_ms: int) -> KeyView:
     """A key as the operator sees it."""
     last = _time(used_ms.get(key.key_id))
-    if isinstance(key, KeyRevoked):
-        return KeyView(
-            id=key.key_id,
-            state="revoked",
-            name=None,
-            prefix=None,
-            user_id=None,
-            issued_at=None,
-            expires_at=None,
-            revoked_at=timestamp(key.revoked_at_ms),
-            last_used_at=last,
-        )
+    revoked = isinstance(key, KeyRevoked)
     over = key.expires_at_ms is not None and now_ms >= key.expires_at_ms
     return KeyView(
         id=key.key_id,
-        state="expired" if over else "live",
+        state="revoked" if revoked else "expired" if over else "live",
         name=key.name,
         prefix=key.prefix or None,
         user_id=key.user_id,
-        issued_at=timestamp(key.issued_at_ms),
+        issued_at=_time(key.issued_at_ms),
         expires_at=_time(key.expires_at_ms),
-        revoked_at=None,
+        revoked_at=timestamp(key.revoked_at_ms) if isinstance(key, KeyRevoked) else None,
         last_used_at=last,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from infra.data_folder import DemoAccount
 from schemas.account import Accounts
-from schemas.events import AccountOpened, Event, KeyIssued, KeyRevoked, LimitsChanged
+from schemas.events import AccountOpened, Event, KeyIssued, LimitsChanged
 from schemas.ids import key_hash, key_id, key_prefix
 from schemas.values import Tier
 
@@ -40,11 +40,6 @@ def issue_key(
         user_id=user_id,
         expires_at_ms=expires_at_ms,
     )
-
-
-def revoke_key(account_id: str, revoked: str, now_ms: int) -> KeyRevoked:
-    """A key, by its id, that opens nothing from now on."""
-    return KeyRevoked(account_id=account_id, key_id=revoked, revoked_at_ms=now_ms)
 
 
 DEMO_REQUESTS_PER_MINUTE = 6_000_000

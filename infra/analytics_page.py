@@ -124,14 +124,14 @@ def _class(column: Column) -> str:
 
 def _plot(section: Section) -> str:
     plot = section.plot
-    if plot is None or len(section.rows) < 2:
+    if plot is None or not section.rows:
         return ""
     names = [column.name for column in section.columns]
     axis = section.columns[0]
     series = {name: _summed([(row[0], row[names.index(name)]) for row in section.rows]) for name in plot.series}
     places = _places(axis, [row[0] for row in section.rows])
     labels = [text(place, axis.unit) for place in places]
-    kind = pygal.Bar if plot.kind == "bar" else pygal.Line
+    kind = pygal.Bar if plot.kind == "bar" or len(places) == 1 else pygal.Line
     chart = kind(**_looks(plot.title, labels, several=len(series) > 1))
     chart.x_labels = labels
     chart.x_labels_major = labels[:: -(-len(labels) // LABELS_MAX)]

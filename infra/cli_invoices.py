@@ -14,6 +14,7 @@ import typer
 
 from infra.cli_options import AsJson, Data
 from infra.errors import StackError
+from infra.known_accounts import read_accounts, the_account
 from infra.money_servers import kafka_of
 from schemas.invoice import Bill
 from schemas.models import plain
@@ -64,7 +65,8 @@ def show(account: AccountId, period: Period, data: Data = None, as_json: AsJson 
     with UsageLog(bootstrap, namespace) as usage:
         bill = find(usage, account, period, _now_ms())
     if bill is None:
-        raise StackError(f'The account "{account}" has no bill for {period}.')
+        the_account(read_accounts(bootstrap, namespace), account)
+        raise StackError(f'The account "{account}" has used nothing in {period}, and no late record is on its bill.')
     if as_json:
         typer.echo(json.dumps({"account_id": account, **_object(bill)}))
         return

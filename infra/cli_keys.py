@@ -10,7 +10,7 @@ from infra.accounts_log import AccountId, account_id_of, accounts_log, expiry_of
 from infra.cli_options import AsJson, Data
 from infra.errors import StackError
 from infra.known_accounts import the_account, the_key, the_open_account
-from schemas.account import Accounts
+from schemas.account import Accounts, revocation
 from schemas.events import Event, KeyIssued, KeyRevoked
 
 users = typer.Typer(no_args_is_help=True, help="Users of an account.")
@@ -69,13 +69,18 @@ def remove_user(account: AccountId, user: UserId, data: Data = None, as_json: As
     account_id, user_id = account_id_of(account), _user_id(user)
     log = accounts_log(data)
     known = log.known()
-    the_account(known, account_id)
+    unknown = the_account(known, account_id).unknown_users == "refuse" and known.user(account_id, user_id) is None
+    if unknown and not known.is_removed(account_id, user_id):
+        raise StackError(
+            f'The account "{account_id}" has no user "{user_id}"; "turnlog users list {account_id}" lists them.'
+        )
     revoked = _live_keys_of(known, account_id, user_id)
     if not known.is_removed(account_id, user_id):
         now = now_ms()
-        events: list[Event] = [KeyRevoked(account_id=account_id, key_id=one, revoked_at_ms=now) for one in revoked]
+        events: list[Event] = [revocation(key, now) for key in revoked]
         log.append([*events, UserRemoved(account_id=account_id, user_id=user_id, removed_at_ms=now)])
-    made = {"account_id": account_id, "user_id": user_id, "removed": True, "keys_revoked": revoked}
+    gone = [key.key_id for key in revoked]
+    made = {"account_id": account_id, "user_id": user_id, "removed": True, "keys_revoked": gone}
     show(made, as_json=as_json)
 
 
@@ -146,35 +151,31 @@ def list_keys(account: AccountId, data: Data = None, as_json: AsJson = False) ->
 @keys.command("revoke")
 def revoke(account: AccountId, key: KeyId, data: Data = None, as_json: AsJson = False) -> None:
     """A key opens nothing any more, within a second on every API process."""
-    from infra.accounts import revoke_key
-
     account_id = account_id_of(account)
     log = accounts_log(data)
-    if isinstance(the_key(log.known(), account_id, key), KeyIssued):
-        log.append([revoke_key(account_id, key, now_ms())])
+    known = the_key(log.known(), account_id, key)
+    if isinstance(known, KeyIssued):
+        log.append([revocation(known, now_ms())])
     show({"account_id": account_id, "key_id": key, "revoked": True}, as_json=as_json)
 
 
 def _row(key: KeyIssued | KeyRevoked, now: int) -> dict[str, str | None]:
-    if isinstance(key, KeyRevoked):
-        row: dict[str, str | None] = dict.fromkeys(("name", "prefix", "user_id", "issued_at", "expires_at"))
-        return {"key_id": key.key_id, "state": "revoked", **row, "revoked_at": time_of(key.revoked_at_ms)}
+    revoked_at_ms = key.revoked_at_ms if isinstance(key, KeyRevoked) else None
     over = key.expires_at_ms is not None and now >= key.expires_at_ms
     return {
         "key_id": key.key_id,
-        "state": "expired" if over else "live",
+        "state": "revoked" if revoked_at_ms is not None else "expired" if over else "live",
         "name": key.name or None,
         "prefix": key.prefix or None,
         "user_id": key.user_id,
         "issued_at": time_of(key.issued_at_ms),
         "expires_at": time_of(key.expires_at_ms),
-        "revoked_at": None,
+        "revoked_at": time_of(revoked_at_ms),
     }
 
 
-def _live_keys_of(known: Accounts, account_id: str, user_id: str) -> list[str]:
-    keys_ = known.keys(account_id)
-    return [key.key_id for key in keys_ if isinstance(key, KeyIssued) and key.user_id == user_id]
+def _live_keys_of(known: Accounts, account_id: str, user_id: str) -> list[KeyIssued]:
+    return [key for key in known.keys(account_id) if isinstance(key, KeyIssued) and key.user_id == user_id]
 
 
 def _user_id(text: str) -> str:

@@ -34,7 +34,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 View = Annotated[str, typer.Argument(help="A view (billing, messages, conversations, …) or a table.")]
 Topic = Annotated[str, typer.Argument(help="A topic, such as usage or messages.")]
 To = Annotated[Path, typer.Option("--to", help="The archive's folder.")]
-Archive = Annotated[Path | None, typer.Option(help="An archive's folder, for what the log has lost.")]
+Archive = Annotated[
+    Path | None, typer.Option(exists=True, file_okay=False, help="An archive's folder, for what the log has lost.")
+]
 Check = Annotated[bool, typer.Option("--check", help="Compare only; exchange nothing.")]
 Abort = Annotated[bool, typer.Option("--abort", help="Remove what a rebuild that was stopped has left.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Go on in the place of a process on another machine.")]

@@ -76,7 +76,9 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any], bool]]:
                 raise StackError(
                     f"{path} is neither CSV nor JSON lines of `turnlog usage export` (Parquet is not read)."
                 )
-    except (OSError, UnicodeDecodeError, csv.Error) as failure:
+    except UnicodeDecodeError as failure:
+        raise StackError(f"{path} is no text: give CSV or JSON lines of `turnlog usage export`.") from failure
+    except (OSError, csv.Error) as failure:
         raise StackError(f"{path} cannot be read: {failure}") from failure
 
 

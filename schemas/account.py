@@ -38,6 +38,20 @@ from schemas.tiers import TierRules
 from schemas.values import Tier
 
 
+def revocation(key: KeyIssued, at_ms: int) -> KeyRevoked:
+    """That a key opens nothing from now on."""
+    return KeyRevoked(
+        account_id=key.account_id,
+        key_id=key.key_id,
+        revoked_at_ms=at_ms,
+        issued_at_ms=key.issued_at_ms,
+        name=key.name,
+        prefix=key.prefix,
+        user_id=key.user_id,
+        expires_at_ms=key.expires_at_ms,
+    )
+
+
 class Account(msgspec.Struct, frozen=True, kw_only=True):
     """An account now."""
 

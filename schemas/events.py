@@ -944,14 +944,24 @@ class KeyIssued(Event, frozen=True):
 
 
 class KeyRevoked(Event, frozen=True):
-    """A key opens nothing any more."""
+    """A key opens nothing any more.
+
+    It takes the place of `KeyIssued` in the compacted topic, so it says what that said. Version 2 added all but the
+    first three members.
+    """
 
     TOPIC = "accounts"
     KEY = "account_id"
+    VERSION = 2
 
     account_id: str
     key_id: str
     revoked_at_ms: TimeMs
+    issued_at_ms: TimeMs | None = None
+    name: str = ""
+    prefix: str = ""
+    user_id: str | None = None
+    expires_at_ms: TimeMs | None = None
 
     def identity(self) -> str:
         return f"{self.account_id}/key/{self.key_id}/revoked"

@@ -337,7 +337,16 @@ _EVENTS: tuple[e.Event, ...] = (
         user_id="ada",
         expires_at_ms=1_795_000_000_000,
     ),
-    e.KeyRevoked(account_id=ACCOUNT, key_id="k1", revoked_at_ms=AT_MS + 1),
+    e.KeyRevoked(
+        account_id=ACCOUNT,
+        key_id="k1",
+        revoked_at_ms=AT_MS + 1,
+        issued_at_ms=AT_MS,
+        name="laptop",
+        prefix="tlk_9fQx",
+        user_id="ada",
+        expires_at_ms=1_795_000_000_000,
+    ),
     e.LimitsChanged(
         account_id=ACCOUNT,
         changed_at_ms=AT_MS,

@@ -19,7 +19,8 @@ from api.problems import Problem, bad_request, not_found
 from api.routes.admin import AccountId, open_account, the_account
 from api.routes.conversations import Cursor, Limit
 from api.stores import StoreDown
-from schemas.events import Event, KeyIssued, KeyRevoked, UserAdded, UserRemoved
+from schemas.account import revocation
+from schemas.events import Event, KeyIssued, UserAdded, UserRemoved
 from schemas.ids import USER_ID_CHARS_MAX, is_user_id, key_hash, key_id, key_prefix, new_key
 from schemas.limits import PAGE_DEFAULT
 
@@ -80,7 +81,7 @@ async def remove_user(account_id: AccountId, user_id: UserId, the: TheService, t
     if not the.accounts.is_removed(account_id, user_id):
         now_ms = the.now_ms()
         events: list[Event] = [
-            KeyRevoked(account_id=account_id, key_id=key.key_id, revoked_at_ms=now_ms)
+            revocation(key, now_ms)
             for key in the.accounts.keys(account_id)
             if isinstance(key, KeyIssued) and key.user_id == user_id
         ]
@@ -137,8 +138,7 @@ async def issue_key(account_id: AccountId, request: Request, the: TheService, tr
     first = the.accounts.live_key(account_id, body.name, now_ms) if body.name else None
     if first is not None and first.key_id != issued.key_id:
         # Another process was asked for the same at the same time, and its key came first: there is one key of a name.
-        revoked = KeyRevoked(account_id=account_id, key_id=issued.key_id, revoked_at_ms=the.now_ms())
-        await the.changes.append([revoked], trail.traceparent)
+        await the.changes.append([revocation(issued, the.now_ms())], trail.traceparent)
         return await _known_key(the, first, body, expires_at_ms)
     return answer(IssuedKeyView(**key_view(issued, {}, now_ms).model_dump(), api_key=key), 201)
 
@@ -151,7 +151,7 @@ async def revoke_key(account_id: AccountId, key_id: KeyId, the: TheService, trai
     if key is None:
         raise not_found("key")
     if isinstance(key, KeyIssued):
-        key = KeyRevoked(account_id=account_id, key_id=key_id, revoked_at_ms=the.now_ms())
+        key = revocation(key, the.now_ms())
         await the.changes.append([key], trail.traceparent)
     return answer(key_view(key, await _used(the, account_id), the.now_ms()))
 

@@ -167,6 +167,8 @@ async def test_a_key_ends_with_its_time_its_revocation_and_its_user(world: World
     assert not await opens(api, soon["api_key"])
     revoked = await admin(api, "DELETE", f"/acme/keys/{plain['id']}")
     assert revoked.json["state"] == "revoked"
+    lasting = ("id", "name", "prefix", "user_id", "issued_at", "expires_at")
+    assert {name: revoked.json[name] for name in lasting} == {name: plain[name] for name in lasting}
     assert not await opens(api, plain["api_key"])
     assert (await admin(api, "DELETE", f"/acme/keys/{plain['id']}")).json["revoked_at"] == revoked.json["revoked_at"]
     assert (await admin(api, "DELETE", "/acme/users/ada")).status == 204

@@ -85,7 +85,9 @@ def test_an_account_from_its_opening_to_its_end(operator: Operator, provisioned:
     assert operator.json("users", "unknown", "acme", "admit")["unknown_users"] == "admit"
     operator.json("keys", "revoke", "acme", made["key_id"])
     operator.json("keys", "revoke", "acme", made["key_id"])
-    assert {key["state"] for key in operator.json("keys", "list", "acme")["keys"]} == {"revoked"}
+    gone = operator.json("keys", "list", "acme")["keys"]
+    assert {key["state"] for key in gone} == {"revoked"}
+    assert hers["key_id"] in {key["key_id"] for key in gone if key["user_id"] == "auth0|7"}
 
     closed_at = operator.json("accounts", "close", "acme")["closed_at"]
     assert operator.json("accounts", "close", "acme")["closed_at"] == closed_at

@@ -158,9 +158,7 @@ def test_the_running_month_and_what_is_none_are_refused(usage: Usage) -> None:
         assert close(log, "2026-10", NOW_MS).bills
     for period in ("2026-13", "October", ""):
         assert "is no period" in turnlog(usage.deployment, "invoices", "close", period, code=1)
-    assert 'The account "nobody" has no bill' in turnlog(
-        usage.deployment, "invoices", "show", "nobody", "2026-10", code=1
-    )
+    assert 'There is no account "nobody"' in turnlog(usage.deployment, "invoices", "show", "nobody", "2026-10", code=1)
 
 
 def test_a_correction_is_a_record_once_and_stands_on_the_bill(usage: Usage) -> None:

@@ -3,12 +3,12 @@
 import pytest
 import typer
 
-from infra.accounts import demo_changes, issue_key, open_account, revoke_key
+from infra.accounts import demo_changes, issue_key, open_account
 from infra.accounts_log import expiry_of
 from infra.data_folder import DemoAccount
 from infra.errors import StackError
 from infra.known_accounts import fold, refuse_existing, the_account, the_key, the_open_account
-from schemas.account import Accounts
+from schemas.account import Accounts, revocation
 from schemas.events import AccountClosed, Event, LimitsChanged, TierChanged
 from schemas.ids import key_id
 from schemas.topics import ACCOUNTS
@@ -73,7 +73,7 @@ def test_only_a_key_of_the_account_is_revoked() -> None:
 
 
 def test_revoking_twice_is_no_failure() -> None:
-    revoked = revoke_key("demo", key_id(KEY), 3)
+    revoked = revocation(ISSUED, 3)
     assert the_key(known(OPENED, ISSUED, revoked), "demo", key_id(KEY)) == revoked
 
 
@@ -98,7 +98,7 @@ def test_the_demo_account_is_made_once_and_what_an_operator_changed_stays() -> N
     made = demo_changes(DEMO, known())
     assert [type(event).__name__ for event in made] == ["AccountOpened", "KeyIssued", "LimitsChanged"]
     assert demo_changes(DEMO, known(*made)) == []
-    revoked, limits = revoke_key("demo", key_id(KEY), 6), LimitsChanged(account_id="demo", changed_at_ms=6)
+    revoked, limits = revocation(ISSUED, 6), LimitsChanged(account_id="demo", changed_at_ms=6)
     assert demo_changes(DEMO, known(*made, revoked, limits)) == []
     older = LimitsChanged(account_id="demo", requests_per_minute=6, changed_at_ms=5)
     assert demo_changes(DEMO, known(*made[:2], older)) == [made[2]]

@@ -85,6 +85,7 @@ def test_model_tier_version_and_time_choose_the_price(arguments: tuple[str, ...]
         (("--turns", "0"), "--turns", 2),
         (("--turns", "10001"), "--turns", 2),
         (("--first", "-1"), "--first", 2),
+        (("--tier", "gold"), "'gold' is no tier: free, ", 2),
     ],
 )
 def test_what_is_wrong_is_said(arguments: tuple[str, ...], said: str, code: int) -> None:

@@ -68,6 +68,8 @@ def test_each_record_is_exported_once_in_its_highest_revision_in_all_formats(usa
     with files["csv"].open(newline="") as file:
         table = list(csv.DictReader(file))
     assert [event_of(row, strict=False) for row in table] == [event_of(row, strict=True) for row in rows]
+    refused = turnlog(usage.deployment, "usage", "import", str(files["parquet"]), code=1)
+    assert "give CSV or JSON lines of `turnlog usage export`" in refused
     columns, total = parquet(usage.database(), files["parquet"])
     assert columns == list(MEMBERS)
     assert total == sum(Decimal(row["cost"]) for row in rows)
@@ -280,7 +282,7 @@ def test_a_history_moves_to_another_deployment(usage: Usage, deployment: Deploym
         (b'{"record": "recorded"}\n', "record 1: Object missing"),
         (b'{"record": "gone"}\n', "`record` is 'gone'"),
         (b"{not json\n", "record 1: no JSON object"),
-        (b"\xff\xfe", "cannot be read"),
+        (b"\xff\xfe", "give CSV or JSON lines"),
         (b"account_id,record\ndemo,recorded\n", "record 1: Object missing"),
     ],
 )
