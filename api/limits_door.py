@@ -88,11 +88,11 @@ class Door:
 
     async def pass_(self, demand: Demand, entry: Entry | None, told: Told) -> Demand | None:
         """The demand as it was reserved; None: without a reservation in Redis. Raises `Problem` 413, 429 or 503."""
-        weighed = False
+        weighed = guessed = False
         whole, outcome = (entry.reserved.whole, entry.reserved.outcome) if entry is not None else (False, None)
         if isinstance(outcome, Unweighed):
             weighed = True
-            demand = msgspec.structs.replace(demand, before=await self._weight(demand))
+            demand, guessed = await self._weighed(demand)
             try:
                 reserved = await self._hot.reserve(demand)
             except StoreDown as down:
@@ -104,7 +104,8 @@ class Door:
             told.standing = outcome.standing
         granted = isinstance(outcome, Granted)
         try:
-            self._refuse(demand, outcome if whole and outcome is not None else self._alone(demand), whole=whole)
+            said = outcome if whole and outcome is not None else await self._alone(demand)
+            self._refuse(demand, said, known=whole and not guessed)
         except Problem:
             if weighed and granted:
                 await self.release(demand)
@@ -137,18 +138,21 @@ class Door:
         except StoreDown as down:
             log.warning("reservation not given back", reason=down.reason)
 
-    def _alone(self, demand: Demand) -> Outcome:
+    async def _alone(self, demand: Demand) -> Outcome:
         """What this process says without Redis. Raises `Problem` 503 where that is nothing."""
         self._metrics.sends_without_limits.labels(self._policy.without_redis).inc()
         if self._policy.without_redis == "refuse":
             raise _without_redis()
+        if demand.before in ("last", "most"):
+            demand, _ = await self._weighed(demand)
         return self._local.take(demand, self._now_ms() * 1000)
 
-    def _refuse(self, demand: Demand, outcome: Outcome, *, whole: bool) -> None:
+    def _refuse(self, demand: Demand, outcome: Outcome, *, known: bool) -> None:
+        """`known`: by the whole buckets, and what the conversation weighs is no guess."""
         match outcome:
             case Granted() | Unweighed():
                 return
-            case TooLarge() if not whole:  # larger than this process's share only, perhaps
+            case TooLarge() if not known:  # larger than this process's share only, or only by a guess
                 raise _without_redis()
             case TooLarge(lacking=name, tokens=tokens, capacity=capacity):
                 raise larger_than_limit(name, tokens, capacity, demand.output_tokens)
@@ -161,15 +165,16 @@ class Door:
             case _ as never:
                 assert_never(never)
 
-    async def _weight(self, demand: Demand) -> int:
-        """Of the conversation, by the view; where that does not know either, as much as the model takes."""
+    async def _weighed(self, demand: Demand) -> tuple[Demand, bool]:
+        """With what its conversation weighs, by the view; whether that is a guess: as much as the model takes."""
+        stored = []
         try:
             events = await self._views.conversation_events(demand.holder.account_id, demand.conversation_id)
+            stored = [event.usage for _, event in events if isinstance(event, ReplyStored)]
         except StoreDown as down:
             log.warning("a conversation is not weighed", reason=down.reason)
-            return demand.context_tokens
-        stored = [event.usage for _, event in events if isinstance(event, ReplyStored)]
-        return max((usage.input_tokens + usage.output_tokens for usage in stored), default=demand.context_tokens)
+        most = max((usage.input_tokens + usage.output_tokens for usage in stored), default=demand.context_tokens)
+        return msgspec.structs.replace(demand, before=most), not stored
 
 
 def output_limit(model: Model, caller: Caller, asked: int | None) -> int:

@@ -71,7 +71,7 @@ class LimitsTwin:
         def answer(code: int, tokens: int = 0, name: str = "", wait_us: int = 0) -> list[Any]:
             return [now_us, code, tokens, name.encode(), wait_us, running, *(level for level, _ in levels)]
 
-        if demand.reply_id in account.held:
+        if demand.reply_id in account.held or account.done.get(demand.reply_id, now_us) > now_us:
             return answer(KNOWN)
         before = _weight(account.said.get(demand.conversation_id), demand.before)
         if before is None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CLIENT = "turnlog-infra"
 TIMEOUT_S = 600.0
 """Of one statement: comparing a large table takes a while."""
+DAYS_MAX = 3_660
 _EVERY = re.compile(r"([1-9][0-9]{0,4})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -42,7 +43,7 @@ Abort = Annotated[bool, typer.Option("--abort", help="Remove what a rebuild that
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Go on in the place of a process on another machine.")]
 Repair = Annotated[bool, typer.Option("--repair", help="Write what the log says.")]
 Every = Annotated[str | None, typer.Option(help="Again and again: 90s, 15m, 1h, 1d.")]
-Days = Annotated[int, typer.Option(min=0, help="Only records of so many days, today included; 0: all.")]
+Days = Annotated[int, typer.Option(min=0, max=DAYS_MAX, help="Only records of so many days, today included; 0: all.")]
 Replies = Annotated[bool, typer.Option("--replies/--no-replies", help="Also compare messages with bills.")]
 Limits = Annotated[bool, typer.Option("--limits/--no-limits", help="Also compare what limits were settled with.")]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="With --every: serve Prometheus metrics there.")]
@@ -102,7 +103,10 @@ def archive(topic: Topic, to: To, data: Data = None, as_json: AsJson = False) ->
         raise typer.BadParameter(f"{topic!r} is no topic that can be archived: {known}.")
     say = _Say(as_json)
     with _servers(data) as (log, connect):
-        done = export(log, topic, to, connect(), say.archiving)
+        try:
+            done = export(log, topic, to, connect(), say.archiving)
+        except OSError as failure:
+            raise StackError(f"{to} cannot be written: {failure.strerror or failure}.") from failure
     say.result({"archived": done}, f"Archived {done.records:,} records of {topic} in {done.files} files below {to}.")
 
 

@@ -23,7 +23,7 @@ from projections.archive.history import History
 from projections.clickhouse.beside import Table, catalogue, copy_statement, listed
 from projections.clickhouse.client import Database
 from projections.clickhouse.compare import Change, Pair, Shape, differing, digests, pairs, row_hash, shape_of
-from projections.reconcile.buckets import Buckets, Unsettled
+from projections.reconcile.buckets import Buckets, Remade, Unsettled
 from projections.reconcile.places import Read, verdict
 from projections.reconcile.replies import Disagreement, disagreements, erase_replies
 from projections.redis.client import StoreError
@@ -355,18 +355,17 @@ def _buckets(buckets: Buckets, options: Options, outcome: Outcome, tell: Tell) -
     now_ms = time.time_ns() // 1_000_000
     try:
         reached = buckets.reached()
-        if reached is None:
-            outcome.buckets_trouble = "they are being made again from the log"
-            return
         found = list(buckets.wrong(reached, now_ms))
         outcome.settled, outcome.buckets_compared = buckets.looked_at, True
         for one in found:
             tell(_unsettled(one))
         outcome.found += len(found)
         if found and options.repair:
-            buckets.repair(found, now_ms)
+            buckets.repair(reached, found, now_ms)
             found = list(buckets.wrong(reached, now_ms))
         outcome.left += len(found)
+    except Remade:
+        outcome.buckets_trouble = "they are being made again from the log"
     except StoreError as failure:
         outcome.buckets_trouble = str(failure)
 

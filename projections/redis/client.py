@@ -136,6 +136,8 @@ class Store:
             if b"cluster_enabled:1" in bytes(info):
                 self._cluster = RedisCluster.from_url(self._url, **self._options)
             self._one = connection
+        except ValueError as failure:
+            raise StoreRefused(f"the address is none, such as redis://127.0.0.1:6379/0: {failure}") from failure
         except failures.RedisError as failure:
             self.close()
             raise _named(failure) from failure

@@ -4,7 +4,7 @@
 -- 1. One call takes of all buckets of a request, or of none. A denial changes nothing but what time has changed.
 -- 2. Time is the server's. Levels are whole numbers of millionths of a token, below 2^53.
 -- 3. A reservation stands under its reply's id until its lease is over; then its share is free, and what the reply uses
---    is charged when it is settled. Reserving again under an id that stands takes nothing.
+--    is charged when it is settled. Reserving again under an id that stands, or that is settled, takes nothing.
 -- 4. A reply is settled once: `done` says so, and with how many tokens, for as long as its record is young enough to be
 --    charged.
 -- 5. Calls of `redis.call` and numbers as text are what these functions cost, so there are few: reservations are looked
@@ -270,8 +270,9 @@ local function reserve(keys, args)
   else
     code = UNWEIGHED
   end
+  local done = keys[1] .. ':done:' .. reply
   if code ~= GRANTED then
-    if running > 0 and redis.call('HEXISTS', held, reply) == 1 then
+    if (running > 0 and redis.call('HEXISTS', held, reply) == 1) or redis.call('EXISTS', done) == 1 then
       return answer(now, KNOWN, 0, '', 0, running, buckets)
     end
     return answer(now, code, tokens, lacking, wait, running, buckets)
@@ -283,7 +284,7 @@ local function reserve(keys, args)
       value[#value + 1] = bucket.name
     end
   end
-  if redis.call('HSETNX', held, reply, table.concat(value, '\n')) == 0 then
+  if redis.call('EXISTS', done) == 1 or redis.call('HSETNX', held, reply, table.concat(value, '\n')) == 0 then
     return answer(now, KNOWN, 0, '', 0, running, buckets)
   end
   for _, bucket in ipairs(buckets) do

@@ -270,6 +270,36 @@ async def test_a_conversation_that_redis_does_not_know_is_weighed_by_the_view(wo
     assert (await limits(api))["tokens"]["reserved"] == 8_192
 
 
+async def test_what_is_too_large_only_by_a_guess_is_asked_to_come_again(world: World) -> None:
+    limit(world, tokens_per_minute=6_000)
+    api = world.process()
+    sent = await send(api, max_output_tokens=100)
+    world.hot.lose()
+    world.hot.whole = True
+    follow = {"conversation_id": sent.json["conversation_id"], "max_output_tokens": 10}
+    refused = await send(api, **follow)
+    assert (refused.status, refused.json["code"]) == (503, "redis_unavailable"), "its first reply still runs"
+    settle(world, sent, 50)
+    assert (await send(api, **follow)).status == 202
+
+
+async def test_without_redis_a_conversation_that_the_view_knows_goes_on(world: World) -> None:
+    limit(world, requests_per_minute=600, tokens_per_minute=40_000)
+    api = world.process(policy=LimitPolicy(leases=LEASES, local_share=0.1))
+    sent = await send(api)
+    reply_id = world.queue(sent.json, "bob")
+    world.start(reply_id)
+    world.say(reply_id, "one", "two")
+    world.end(reply_id)
+    world.store(reply_id)
+    world.project()
+    world.hot.down = True
+    follow = {"conversation_id": sent.json["conversation_id"], "max_output_tokens": 50}
+    assert (await send(api, **follow)).status == 202
+    world.views.down = True
+    assert (await send(api, **follow)).status == 503, "nobody knows what it weighs"
+
+
 async def test_the_headers_of_each_format(world: World) -> None:
     limit(world, requests_per_minute=10, tokens_per_minute=60_000, burst_tokens=20_000)
     api = world.process()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from redis import Redis
 
-from api.limits import Looked, bucket_words, confirm_words, looked, outcome, reserve_words
+from api.limits import Granted, Looked, bucket_words, confirm_words, looked, outcome, reserve_words
 from projections.limits.commands import MARGIN_MS, Owners, charged_tokens
 from projections.limits.step import LimitsStep, Span
 from projections.redis import functions
@@ -151,6 +151,20 @@ def test_what_a_reply_did_not_use_comes_back_once_however_often_its_record_comes
     assert left(world) == 940
     assert world.look().standing.running == 0
     assert world.step.counts.settled == 0
+
+
+def test_a_send_that_is_repeated_when_its_reply_is_settled_takes_nothing(world):
+    slow(world)
+    world.append(ended())
+    world.finish()
+    again = slow(world)
+    assert (type(again), again.fresh) == (Granted, False)
+    world.confirm(rules=SLOW)
+    assert world.look().standing.running == 0
+    assert left(world) == 940
+    assert isinstance(slow(world, output_tokens=100_000_000, context_tokens=100_000_000), Granted), (
+        "also where it is denied"
+    )
 
 
 def test_more_than_was_reserved_is_charged_and_may_leave_a_debt(world):

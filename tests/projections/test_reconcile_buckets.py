@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from projections.limits.commands import Owners
-from projections.reconcile.buckets import Buckets
+from projections.limits.commands import MARGIN_MS, Owners
+from projections.reconcile.buckets import Buckets, Remade
 from projections.reconcile.reconcile import Options, reconcile
 from projections.redis.client import Store
 from schemas.tiers.library import marker_keys
@@ -12,7 +12,7 @@ from streams.log.encoding import decoded
 from streams.log.log import BEGINNING
 from streams.log.memory import MemoryLog
 from streams.log.steps import Arrived, Output, Partition, Rewind
-from tests.projections.test_limits_step import HOLDER, SLOW, TIERS, World, ended, functions, left, now_ms, slow
+from tests.projections.test_limits_step import HOLDER, RULES, SLOW, TIERS, World, ended, functions, left, now_ms, slow
 from tests.projections.test_rebuild import Deployment
 
 pytestmark = pytest.mark.servers
@@ -56,8 +56,8 @@ class Logged(World):
         ]
 
     def repair(self):
-        wrong = list(self.buckets.wrong(self.buckets.reached(), now_ms()))
-        self.buckets.repair(wrong, now_ms())
+        reached = self.buckets.reached()
+        self.buckets.repair(reached, list(self.buckets.wrong(reached, now_ms())), now_ms())
 
 
 @pytest.fixture
@@ -120,10 +120,43 @@ def test_what_is_not_settled_yet_or_too_old_to_count_is_no_difference(world):
     world.finish()
     world.append(ended("rep_2"))
     assert world.found() == []
-    window_ms = SLOW.capacity_tokens / SLOW.tokens_per_minute * 60_000
-    world.append(ended("rep_3", ago_ms=int(window_ms) + 1_000_000))
+    world.append(ended("rep_3", ago_ms=MARGIN_MS + 1_000), ended("rep_4", ago_ms=MARGIN_MS - 60_000))
     world.finish()
-    assert world.redis.get(world.mark("rep_3")) is None
+    for reply_id in ("rep_3", "rep_4"):
+        world.redis.delete(world.mark(reply_id))
+    assert world.found() == [("not_settled", "rep_4")]
+
+
+def test_an_account_whose_window_has_grown_is_not_charged_again(world):
+    TIERS["free"] = RULES
+    world.append(ended("rep_1", 60))
+    world.finish()
+    TIERS["free"] = SLOW
+    assert world.redis.ttl(world.mark("rep_1")) > MARGIN_MS / 1_000, "kept for longer than it is looked at"
+    assert world.found() == []
+
+
+def test_a_marker_that_is_ahead_of_the_log_ends_the_look_at_its_end(world):
+    world.append(ended("rep_1"))
+    world.finish()
+    world.redis.hset(marker_keys(world.namespace)[0], "0", 1_000)
+    assert world.found() == []
+    assert world.buckets.looked_at == 1
+
+
+def test_a_loss_of_the_store_while_it_is_looked_at_ends_the_look(world):
+    world.append(ended("rep_1"))
+    world.finish()
+    reached = world.buckets.reached()
+    for key in world.redis.scan_iter(f"{world.namespace}:*"):
+        world.redis.delete(key)
+    with pytest.raises(Remade):
+        list(world.buckets.wrong(reached, now_ms()))
+    with pytest.raises(Remade):
+        world.buckets.repair(reached, [], now_ms())
+    world.finish()
+    with pytest.raises(Remade):
+        world.buckets.repair(reached, [], now_ms())
     assert world.found() == []
 
 
@@ -131,9 +164,11 @@ def test_a_store_that_is_being_made_again_is_not_judged(world):
     world.append(ended("rep_1"))
     world.finish()
     world.redis.delete(marker_keys(world.namespace)[1])
-    assert world.buckets.reached() is None
+    with pytest.raises(Remade):
+        world.buckets.reached()
     world.redis.delete(marker_keys(world.namespace)[0])
-    assert world.buckets.reached() is None
+    with pytest.raises(Remade):
+        world.buckets.reached()
 
 
 def test_reconciliation_shows_and_repairs_them_and_stands_without_redis(world, servers):
@@ -160,5 +195,8 @@ def test_reconciliation_shows_and_repairs_them_and_stands_without_redis(world, s
         outcome, found = run(Buckets(deployed.log, nobody, "none", Owners(world.accounts, TIERS)))
         assert (found, outcome.left, outcome.buckets_compared) == ([], 0, False)
         assert "127.0.0.1:1" in outcome.buckets_trouble
+        no_address = Store("http://127.0.0.1:1")
+        outcome, _ = run(Buckets(deployed.log, no_address, "none", Owners(world.accounts, TIERS)))
+        assert "redis://127.0.0.1:6379/0" in outcome.buckets_trouble
     finally:
         deployed.database.command(f"DROP DATABASE {deployed.name}")
