@@ -14,6 +14,7 @@ from api.limits_spend import Spent, is_capped
 from api.openapi import problems
 from api.problems import bad_request, unavailable
 from api.routes.conversations import Cursor, Limit
+from api.sending import allowed
 from api.shapes import (
     BucketView,
     LimitsView,
@@ -133,7 +134,7 @@ def _spend(rules: TierRules, spent: Spent | None) -> BucketView:
 async def models(the: TheService, caller: TheCaller) -> Response:
     """What the caller may use, with the price that holds now for its tier; `auto` is the first one."""
     now_ms = the.now_ms()
-    mine = [model for model in the.models if caller.rules.models is None or model.name in caller.rules.models]
+    mine = allowed(the.models, caller)
     return answer(ModelsView(data=[_model(model, price_of(the.prices, model, caller.tier, now_ms)) for model in mine]))
 
 

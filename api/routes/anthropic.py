@@ -23,6 +23,7 @@ from api.formats.exchange import (
 )
 from api.openapi import JSON_OBJECT, OBJECT_OR_STREAM, body_of, foreign_problems
 from api.problems import DO_NOT_RETRY, Problem, not_found, retry_after
+from api.sending import allowed
 from schemas.codec import to_json
 from schemas.models import Model, find
 
@@ -107,7 +108,7 @@ async def count_tokens(
 )
 async def models(
     the: TheService,
-    caller: TheCaller,  # noqa: ARG001 - a key is needed to see them
+    caller: TheCaller,
     trail: TheTrail,
     limit: Annotated[int, Query(ge=1, le=1000, description="Taken and ignored: there is one page.")] = 20,  # noqa: ARG001
     after_id: Annotated[str | None, Query(description="Behind the one page there is nothing.")] = None,
@@ -115,7 +116,7 @@ async def models(
     beta: Beta = None,  # noqa: ARG001
 ) -> Response:
     """What the caller may use; `auto` is the first one."""
-    listed = [] if after_id or before_id else [_model(model) for model in the.models]
+    listed = [] if after_id or before_id else [_model(model) for model in allowed(the.models, caller)]
     first, last = (listed[0]["id"], listed[-1]["id"]) if listed else (None, None)
     return _json(trail, {"data": listed, "has_more": False, "first_id": first, "last_id": last})
 
@@ -129,12 +130,12 @@ async def models(
 async def model(
     model_id: str,
     the: TheService,
-    caller: TheCaller,  # noqa: ARG001 - a key is needed to see it
+    caller: TheCaller,
     trail: TheTrail,
     beta: Beta = None,  # noqa: ARG001
 ) -> Response:
     """One of those that the caller may use."""
-    found = find(the.models, model_id)
+    found = find(allowed(the.models, caller), model_id)
     if found is None:
         raise not_found("model")
     return _json(trail, _model(found))

@@ -8,6 +8,7 @@ from api.formats.openai_models import listed, served, shown
 from api.openapi import JSON_OBJECT, foreign_problems
 from api.routes import openai_chat, openai_responses
 from api.routes.openai_answers import told
+from api.sending import allowed
 
 router = APIRouter()
 
@@ -23,9 +24,9 @@ _models = APIRouter(prefix="/openai/v1/models", tags=["openai"])
         **foreign_problems(400, 401),
     },
 )
-async def models(the: TheService, caller: TheCaller) -> Response:  # noqa: ARG001 - a key is needed to see them
+async def models(the: TheService, caller: TheCaller) -> Response:
     """`auto` answers as the first one."""
-    return told(listed(the.models))
+    return told(listed(allowed(the.models, caller)))
 
 
 @_models.get(
@@ -34,9 +35,9 @@ async def models(the: TheService, caller: TheCaller) -> Response:  # noqa: ARG00
     response_class=Response,
     responses={200: {"description": "The model.", **JSON_OBJECT}, **foreign_problems(400, 401, 404)},
 )
-async def model_(model: str, the: TheService, caller: TheCaller) -> Response:  # noqa: ARG001 - as above
+async def model_(model: str, the: TheService, caller: TheCaller) -> Response:
     """By its exact name."""
-    return told(shown(served(the.models, model)))
+    return told(shown(served(allowed(the.models, caller), model)))
 
 
 for part in (openai_responses.router, openai_chat.router, _models):

@@ -231,8 +231,15 @@ async def test_models_that_the_account_may_not_have_are_not_served(world: World)
     api = world.process()
     for model in ("auto", "smollm2-135m-instruct"):
         assert (await send(api, model=model)).status == 400
+    paths = ("/v1/models", "/openai/v1/models", "/anthropic/v1/models")
+    for path in paths:
+        assert (await api.call("GET", path, key=BOB)).json["data"] == [], path
+    for path in paths[1:]:
+        assert (await api.call("GET", f"{path}/smollm2-135m-instruct", key=BOB)).status == 404
     limit(world, models=("smollm2-135m-instruct",))
     assert (await send(api)).status == 202
+    for path in paths:
+        assert len((await api.call("GET", path, key=BOB)).json["data"]) == 1, path
 
 
 async def test_the_conversation_so_far_counts(world: World) -> None:
