@@ -5,8 +5,9 @@ Rules:
 1. The final offset stays what it was. From the beginning (cursor 0) all is served: `started` at 1, the whole text as
    one `delta` just before the end, `ended` at the final offset.
 2. A reader that has everything but the end gets the end. One that has the end gets nothing.
-3. A reader that has `started` alone, of a reply that needed one attempt, gets the text and the end. (It may have it
-   from here: a reply can be stored before its buffer has it, and a connection can break after any event.)
+3. A reader that has the first event alone, so no text, gets the text and the end; of a reply that needed several
+   attempts after a `reset` and `started` of the last one, since nobody knows which one it saw begin. (It may have the
+   event from here: a reply can be stored before its buffer has it, and a connection can break after any event.)
 4. Any other cursor cannot be served exactly: the pieces are gone.
 """
 
@@ -15,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from schemas.events import ReplyStored
-from schemas.stream import AnyStreamEvent, Delta, Ended, Started, frame
+from schemas.stream import AnyStreamEvent, Delta, Ended, Reset, Started, frame
 
 
 class Unserved(msgspec.Struct, frozen=True):
@@ -27,19 +28,12 @@ class Unserved(msgspec.Struct, frozen=True):
 def stored_events(stored: ReplyStored) -> tuple[tuple[int, AnyStreamEvent], ...]:
     """The stored reply as stream events with their offsets."""
     final = stored.final_offset
-    ended = Ended(status=stored.status, usage=stored.usage, timings=stored.timings, error=stored.error)
     events: list[tuple[int, AnyStreamEvent]] = []
     if final > 1:
-        started = Started(
-            message_id=stored.reply_id,
-            conversation_id=stored.conversation_id,
-            model=stored.model,
-            attempt=stored.attempt,
-        )
-        events.append((1, started))
+        events.append((1, _started(stored)))
     if final > 2 and stored.text:
         events.append((final - 1, Delta(text=stored.text)))
-    events.append((final, ended))
+    events.append((final, _ended(stored)))
     return tuple(events)
 
 
@@ -47,7 +41,29 @@ def stored_frames(stored: ReplyStored, after: int) -> tuple[bytes, ...] | Unserv
     """The frames for a reader that has everything up to `after`."""
     if after > stored.final_offset:
         return Unserved("beyond")
-    begun = after == 1 and stored.attempt == 1
-    if 0 < after < stored.final_offset - 1 and not begun:
+    if 1 < after < stored.final_offset - 1:
         return Unserved("expired")
-    return tuple(frame(offset, event) for offset, event in stored_events(stored) if offset > after)
+    events = _afresh(stored) if after == 1 and stored.attempt > 1 else stored_events(stored)
+    return tuple(frame(offset, event) for offset, event in events if offset > after)
+
+
+def _afresh(stored: ReplyStored) -> tuple[tuple[int, AnyStreamEvent], ...]:
+    """The last attempt alone, behind its reset."""
+    reason = stored.void_attempts[-1].reason if stored.void_attempts else "restarted"
+    text = [Delta(text=stored.text)] if stored.text else []
+    reset = Reset(attempt=stored.attempt, reason=reason)
+    events: list[AnyStreamEvent] = [reset, _started(stored), *text, _ended(stored)]
+    return tuple(enumerate(events, stored.final_offset - len(events) + 1))
+
+
+def _started(stored: ReplyStored) -> Started:
+    return Started(
+        message_id=stored.reply_id,
+        conversation_id=stored.conversation_id,
+        model=stored.model,
+        attempt=stored.attempt,
+    )
+
+
+def _ended(stored: ReplyStored) -> Ended:
+    return Ended(status=stored.status, usage=stored.usage, timings=stored.timings, error=stored.error)

@@ -23,7 +23,7 @@ from schemas.events import (
     TierChanged,
 )
 from schemas.ids import key_hash
-from schemas.stream import Delta, frame, parse_frame
+from schemas.stream import Delta, Ended, Reset, Started, frame, parse_frame
 from schemas.tiers import DEFAULT_TIERS
 from schemas.values import EndStatus, Usage
 
@@ -132,12 +132,16 @@ def test_a_stored_reply_is_served_exactly_or_not_at_all(final: int, after: int, 
     if after > final:
         assert served == Unserved("beyond")
         return
-    if 0 < after < final - 1 and (after, attempt) != (1, 1):
+    if 1 < after < final - 1:
         assert served == Unserved("expired")
         return
     assert not isinstance(served, Unserved)
     events = [parse_frame(each) for each in served]
-    assert [offset for offset, _ in events] == [n for n in sorted({1, max(final - 1, 1), final}) if n > after]
+    afresh = (after, attempt) == (1, 2) and final > 1
+    offsets = set(range(final - 3, final + 1)) if afresh else {1, max(final - 1, 1), final}
+    assert [offset for offset, _ in events] == [n for n in sorted(offsets) if n > after]
+    if afresh and final > 4:
+        assert [type(event) for _, event in events] == [Reset, Started, Delta, Ended]
     if after <= 1 and final - 1 > after and final > 2:
         assert events[-2][1] == Delta(text="text")
 

@@ -78,9 +78,11 @@ class Outcome:
         return {id_: conversation for id_, conversation in folded.items() if conversation is not None}
 
     def stored_of(self, reply_id: str) -> tuple[bytes, ...]:
-        """What a reader from the beginning gets where only the stored reply is left."""
-        served = stored_frames(self.stored[reply_id][0], 0) if self.stored[reply_id] else ()
-        return () if isinstance(served, Unserved) else served
+        """What a reader from the beginning, or from the first event, gets where only the stored reply is left."""
+        if not self.stored[reply_id]:
+            return ()
+        served = [stored_frames(self.stored[reply_id][0], after) for after in (0, 1)]
+        return tuple(data for frames in served if not isinstance(frames, Unserved) for data in frames)
 
 
 def check(world: World) -> None:

@@ -129,7 +129,7 @@ def the_stored_reply_is_the_same_reply(read: Read, frames: Sequence[bytes], stor
         offset = parsed(data)[0]
         known = [*frames[offset - 1 : offset], *(one for one in stored if parsed(one)[0] == offset)]
         require(data in known, f"{read.who} of {read.reply_id} got {data!r}, which is neither streamed nor stored")
-    if read.after == 0 and end_of(read.frames):
+    if read.after <= 1 and end_of(read.frames):
         seen, wanted = text_of(read.frames), text_of(frames)
         require(seen == wanted, f"{read.who} of {read.reply_id} has {seen!r}, the stream has {wanted!r}")
 
@@ -252,9 +252,19 @@ def of_a_stream(reply_id: str, frames: Sequence[bytes], words: int) -> None:
     a_completed_reply_is_whole(reply_id, frames, words)
 
 
+def _is_from_the_stored_reply(read: Read, frames: Sequence[bytes], stored: Sequence[bytes]) -> bool:
+    """It has what only the stored reply gives, or nothing but that behind the first event, with a gap before it."""
+    if any(data in stored and data not in frames for data in read.frames):
+        return True
+    offsets = [parsed(data)[0] for data in read.frames]
+    gap = offsets != list(range(read.after + 1, read.after + 1 + len(offsets)))
+    behind = read.frames[1:] if read.after == 0 else read.frames
+    return gap and read.after <= 1 and all(data in stored for data in behind)
+
+
 def of_a_reader(read: Read, frames: Sequence[bytes], stored: Sequence[bytes] = ()) -> None:
     """All that must hold of one reader; `stored` are the frames of the stored reply, where it may have got those."""
-    if any(data in stored and data not in frames for data in read.frames):
+    if _is_from_the_stored_reply(read, frames, stored):
         the_stored_reply_is_the_same_reply(read, frames, stored)
     else:
         a_reader_gets_each_event_once_and_in_order(read)
