@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from api.shapes import Shape, timestamp
-from schemas.account import Account, effective
+from schemas.account import Account, effective, key_state
 from schemas.events import KeyIssued, KeyRevoked, LimitsChanged, UserAdded
 from schemas.tiers import TierRules, Tiers, rules_of
 
@@ -125,19 +125,16 @@ def user_view(user: UserAdded) -> UserView:
 
 def key_view(key: KeyIssued | KeyRevoked, used_ms: Mapping[str, int], now_ms: int) -> KeyView:
     """A key as the operator sees it."""
-    last = _time(used_ms.get(key.key_id))
-    revoked = isinstance(key, KeyRevoked)
-    over = key.expires_at_ms is not None and now_ms >= key.expires_at_ms
     return KeyView(
         id=key.key_id,
-        state="revoked" if revoked else "expired" if over else "live",
+        state=key_state(key, now_ms),
         name=key.name,
         prefix=key.prefix or None,
         user_id=key.user_id,
         issued_at=_time(key.issued_at_ms),
         expires_at=_time(key.expires_at_ms),
         revoked_at=timestamp(key.revoked_at_ms) if isinstance(key, KeyRevoked) else None,
-        last_used_at=last,
+        last_used_at=_time(used_ms.get(key.key_id)),
     )
 
 

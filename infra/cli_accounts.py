@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any
 
@@ -190,9 +191,9 @@ def tiers() -> Tiers:
         raise typer.BadParameter(str(error)) from error
 
 
-def tier_of(name: str) -> Tier:
-    """One of the tiers. Leaves with 2."""
-    if name not in (known := tiers()):
+def tier_of(name: str, also: Iterable[Tier] = ()) -> Tier:
+    """One of the tiers, or of those that are known besides. Leaves with 2."""
+    if name not in (known := {*tiers(), *also}):
         raise typer.BadParameter(f"{name!r} is no tier: {', '.join(sorted(known))} (TURNLOG_TIERS has them).")
     return name
 

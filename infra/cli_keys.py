@@ -10,7 +10,7 @@ from infra.accounts_log import AccountId, account_id_of, accounts_log, expiry_of
 from infra.cli_options import AsJson, Data
 from infra.errors import StackError
 from infra.known_accounts import the_account, the_key, the_open_account
-from schemas.account import Accounts, revocation
+from schemas.account import Accounts, key_state, revocation
 from schemas.events import Event, KeyIssued, KeyRevoked
 
 users = typer.Typer(no_args_is_help=True, help="Users of an account.")
@@ -160,17 +160,15 @@ def revoke(account: AccountId, key: KeyId, data: Data = None, as_json: AsJson = 
 
 
 def _row(key: KeyIssued | KeyRevoked, now: int) -> dict[str, str | None]:
-    revoked_at_ms = key.revoked_at_ms if isinstance(key, KeyRevoked) else None
-    over = key.expires_at_ms is not None and now >= key.expires_at_ms
     return {
         "key_id": key.key_id,
-        "state": "revoked" if revoked_at_ms is not None else "expired" if over else "live",
+        "state": key_state(key, now),
         "name": key.name or None,
         "prefix": key.prefix or None,
         "user_id": key.user_id,
         "issued_at": time_of(key.issued_at_ms),
         "expires_at": time_of(key.expires_at_ms),
-        "revoked_at": time_of(revoked_at_ms),
+        "revoked_at": time_of(key.revoked_at_ms if isinstance(key, KeyRevoked) else None),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from infra.cli_accounts import tiers
+from infra.cli_accounts import tier_of
 from infra.cli_options import AsJson, settings_from
 from infra.errors import StackError
 from infra.price_example import Example, example
@@ -47,8 +47,7 @@ def price(
     named = find(settings.models, model or "auto")
     if named is None:
         raise typer.BadParameter(f"there is no model {model!r}: {', '.join(one.name for one in settings.models)}.")
-    if tier not in (known := {*tiers(), *(entry.tier for entry in settings.prices if entry.tier)}):
-        raise typer.BadParameter(f"{tier!r} is no tier: {', '.join(sorted(known))} (TURNLOG_TIERS has them).")
+    tier_of(tier, also=(entry.tier for entry in settings.prices if entry.tier))
     chosen = _price(settings.prices, named, tier, version, at)
     made = example(chosen, turns=turns, first=first, grow=grow, output=output)
     typer.echo(json.dumps(_object(made, named, tier)) if as_json else _text(made, named, tier))

@@ -52,6 +52,13 @@ def revocation(key: KeyIssued, at_ms: int) -> KeyRevoked:
     )
 
 
+def key_state(key: KeyIssued | KeyRevoked, now_ms: int) -> Literal["live", "expired", "revoked"]:
+    """What became of a key by itself, whatever its account and user are."""
+    if isinstance(key, KeyRevoked):
+        return "revoked"
+    return "expired" if key.expires_at_ms is not None and now_ms >= key.expires_at_ms else "live"
+
+
 class Account(msgspec.Struct, frozen=True, kw_only=True):
     """An account now."""
 
@@ -189,7 +196,7 @@ class Accounts:
 
     def opens(self, issued: KeyIssued, now_ms: int) -> bool:
         """Whether a key that is not revoked opens its account now. See rule 2."""
-        if issued.expires_at_ms is not None and now_ms >= issued.expires_at_ms:
+        if key_state(issued, now_ms) != "live":
             return False
         if issued.user_id is not None and self.user(issued.account_id, issued.user_id) is None:
             return False

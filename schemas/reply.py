@@ -165,9 +165,9 @@ def _few(pieces: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _started(reply: Reply, event: GenerationStarted) -> Step:
-    seen: tuple[AnyStreamEvent, ...] = ()
     if not event.generation_id:
         return reply, ()
+    seen: tuple[AnyStreamEvent, ...] = ()
     if event.attempt > reply.attempt:
         reply, seen = _reset(reply, event.attempt, "restarted")
     if event.attempt < reply.attempt or reply.generation_id:

@@ -255,14 +255,19 @@ async def test_the_conversation_so_far_counts(world: World) -> None:
     assert (await limits(api))["tokens"]["reserved"] - grown == 8_192, "never more than the model takes"
 
 
-async def test_a_conversation_that_redis_does_not_know_is_weighed_by_the_view(world: World) -> None:
-    api = world.process()
-    sent = await send(api)
+def answered(world: World, sent: Any) -> None:
+    """A send's reply has run, and is stored."""
     reply_id = world.queue(sent.json, "bob")
     world.start(reply_id)
     world.say(reply_id, "one", "two")
     world.end(reply_id)
     world.store(reply_id)
+
+
+async def test_a_conversation_that_redis_does_not_know_is_weighed_by_the_view(world: World) -> None:
+    api = world.process()
+    sent = await send(api)
+    answered(world, sent)
     world.hot.lose()
     world.hot.whole = True
     world.project()
@@ -294,11 +299,7 @@ async def test_without_redis_a_conversation_that_the_view_knows_goes_on(world: W
     limit(world, requests_per_minute=600, tokens_per_minute=40_000)
     api = world.process(policy=LimitPolicy(leases=LEASES, local_share=0.1))
     sent = await send(api)
-    reply_id = world.queue(sent.json, "bob")
-    world.start(reply_id)
-    world.say(reply_id, "one", "two")
-    world.end(reply_id)
-    world.store(reply_id)
+    answered(world, sent)
     world.project()
     world.hot.down = True
     follow = {"conversation_id": sent.json["conversation_id"], "max_output_tokens": 50}
