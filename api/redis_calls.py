@@ -52,8 +52,17 @@ class RedisCalls:
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
 
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Our end of the connection, as the server lists its clients; None without one."""
+        return self._connection.address if self._connection is not None else None
+
     async def ask(self, commands: bytes, count: int) -> list[Any]:
         """The answers to packed commands, of which there are `count`. Raises `StoreDown`."""
+        return await self.begin(commands, count)
+
+    def begin(self, commands: bytes, count: int) -> "asyncio.Future[list[Any]]":
+        """Ask, and wait for the answers elsewhere. They may be a `StoreDown`, which may be raised at once, too."""
         if len(self._line) + len(self._under_way) >= UNDER_WAY_MAX:
             raise StoreDown("redis", "too many calls are under way")
         asked = _Asked(commands, count)
@@ -61,7 +70,7 @@ class RedisCalls:
         if not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._send)
-        return await asked.answer
+        return asked.answer
 
     async def close(self) -> None:
         """Let go of the connection."""

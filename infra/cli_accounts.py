@@ -10,7 +10,7 @@ import typer
 
 from infra import cli_keys
 from infra.accounts_log import AccountId, account_id_of, accounts_log, now_ms, show, show_all, time_of
-from infra.cli_options import AsJson, Data
+from infra.cli_options import AsJson, Data, settings_from
 from infra.errors import StackError
 from infra.known_accounts import refuse_existing, the_account, the_open_account
 from schemas.account import Account, effective
@@ -134,7 +134,7 @@ def change_limits(
         "burst_tokens": burst_tokens,
         "output_tokens_max": output_tokens_max,
         "running_max": running_max,
-        "models": None if models is None else _models_of(models),
+        "models": None if models is None else models_of(models),
         "spend_soft": None if spend_soft is None else _money_of("--spend-soft", spend_soft),
         "spend_hard": None if spend_hard is None else _money_of("--spend-hard", spend_hard),
     }
@@ -198,10 +198,16 @@ def tier_of(name: str, also: Iterable[Tier] = ()) -> Tier:
     return name
 
 
-def _models_of(text: str) -> tuple[str, ...]:
+def models_of(text: str) -> tuple[str, ...]:
+    """Models out of a list with commas, all of which this environment serves. Leaves with 2."""
+    from infra.price_settings import PriceSettings
+
     models = tuple(name.strip() for name in text.split(",") if name.strip())
     if not models:
         raise typer.BadParameter("--models names none.")
+    served = sorted(model.name for model in settings_from(PriceSettings, {}).models)
+    if unserved := sorted(set(models) - set(served)):
+        raise typer.BadParameter(f"{', '.join(unserved)}: no such model. TURNLOG_MODELS has {', '.join(served)}.")
     return models
 
 

@@ -99,8 +99,10 @@ def late(account: OneAccount = None, data: Data = None, as_json: AsJson = False)
 
 
 def _object(bill: Bill) -> dict[str, Any]:
-    made: dict[str, Any] = msgspec.to_builtins(bill)
-    return {**made, "totals": {currency: plain(amount) for currency, amount in bill.totals.items()}}
+    """As `GET /v1/invoices/{period}` has it."""
+    from api.bills import view
+
+    return view(bill).model_dump()
 
 
 def _totals(totals: Mapping[str, Decimal]) -> str:

@@ -18,7 +18,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 S = TypeVar("S", bound=BaseSettings)
 
-
+DAYS_MAX = 3_660
+"""So many days are read at once."""
 OPTION_NAMES = {"api_port": "--port", "api_processes": "--api"}
 """Options that are not called as their setting."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.cli_accounts import tiers
-from infra.cli_options import AsJson, Data
+from infra.cli_options import DAYS_MAX, AsJson, Data
 from infra.errors import StackError
 from infra.known_accounts import read_accounts
 from infra.money_servers import clickhouse_of, kafka_of, redis_of
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 CLIENT = "turnlog-infra"
 TIMEOUT_S = 600.0
 """Of one statement: comparing a large table takes a while."""
-DAYS_MAX = 3_660
 _EVERY = re.compile(r"([1-9][0-9]{0,4})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 

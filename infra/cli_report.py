@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli_options import AsJson, Data
+from infra.cli_options import DAYS_MAX, AsJson, Data
 from infra.errors import StackError
 
 if TYPE_CHECKING:
     from infra.analytics import Name, Report, Rows, Section, Wanted
 
 DAYS = 30
-DAYS_MAX = 3660
 
 reports = typer.Typer(no_args_is_help=True, help="What was used, and how long it took.")
 

@@ -75,8 +75,8 @@ async def test_a_lost_connection_and_a_flushed_script_are_not_seen_by_who_asks(
     await store.rpush(question(provisioned).frames_key, "a")
     for _ in range(3):
         assert (await pages.ask(question(provisioned)))[1][2] == [b"a"]
-        assert pages._connection is not None
-        host, port = pages._connection.address
+        assert pages.address is not None
+        host, port = pages.address
         await store.client_kill(f"{host}:{port}")
         assert (await pages.ask(question(provisioned)))[1][2] == [b"a"]
         await store.script_flush()

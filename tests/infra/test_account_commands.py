@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from infra.cli import app
 from infra.known_accounts import read_accounts
 from schemas.ids import key_hash, key_id
+from schemas.models import DEFAULT_MODELS
 from streams.log.kafka.log import KafkaLog
 from streams.log.log import BEGINNING
 from streams.log.steps import Partition
@@ -53,10 +54,11 @@ def test_an_account_from_its_opening_to_its_end(operator: Operator, provisioned:
     assert (made["key_id"], made["organisation_id"]) == (key_id(made["api_key"]), "group")
     assert 'The account "acme" exists' in operator.refused("accounts", "create", "acme")
     assert operator.json("accounts", "tier", "acme", "paid") == {"account_id": "acme", "tier": "paid"}
+    model = DEFAULT_MODELS[0].name
     limits = operator.json(
-        "accounts", "limits", "acme", "--tokens-per-minute", "500", "--models", "a, b", "--spend-hard", "1e2"
+        "accounts", "limits", "acme", "--tokens-per-minute", "500", "--models", f" {model},", "--spend-hard", "1e2"
     )
-    assert (limits["tokens_per_minute"], limits["models"], limits["spend_hard"]) == (500, ["a", "b"], "100")
+    assert (limits["tokens_per_minute"], limits["models"], limits["spend_hard"]) == (500, [model], "100")
     assert operator.json("accounts", "limits", "acme", "--running-max", "3")["tokens_per_minute"] == 500
     assert "must not be above" in operator.refused("accounts", "limits", "acme", "--spend-soft", "101")
     operator.json("accounts", "rename", "acme", "Acme Ltd")

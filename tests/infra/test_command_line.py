@@ -74,6 +74,7 @@ def test_every_command_has_help(command: list[str]) -> None:
         ["accounts", "limits", "me", "--spend-hard", "much"],
         ["accounts", "limits", "me", "--spend-hard", "-1"],
         ["accounts", "limits", "me", "--models", ","],
+        ["accounts", "limits", "me", "--models", "gpt-0"],
         ["users", "add", "me", ""],
         ["users", "unknown", "me", "perhaps"],
         ["keys", "create", "me", "--expires", "soon"],

@@ -40,7 +40,7 @@ def test_a_closed_month_stays_as_it_is_and_what_is_late_is_on_the_next_bill(usag
     usage.append(used(1, day="2026-09-05"), used(1, day="2026-09-05"), used(2, day="2026-09-30", cost="0.2"))
     first = turnlog(usage.deployment, "invoices", "close", "2026-09", "--json")
     assert [(bill["account_id"], bill["period"], bill["totals"]) for bill in first["closed"]] == [
-        ("demo", "2026-09", {"USD": "0.3"})
+        ("demo", "2026-09", [{"currency": "USD", "amount": "0.3"}])
     ]
     again = turnlog(usage.deployment, "invoices", "close", "2026-09", "--json")
     assert again["closed"] == []
