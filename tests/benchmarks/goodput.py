@@ -139,7 +139,7 @@ def tried(way: str, arrivals: list[traffic.Arrival]) -> Way:
         return Way(name=way, outcomes=outcomes, busy_ms=busy_ms(stack))
 
 
-def result(capacity: float, ways: list[Way]) -> report.Result:
+def result(source: str, capacity: float, ways: list[Way]) -> report.Result:
     """Table, figures and targets."""
     robin, least, prefix = ways
     figures = {
@@ -158,7 +158,8 @@ def result(capacity: float, ways: list[Way]) -> report.Result:
         "placement", "goodput", "in time", "cached", "of round robin's", "busiest / mean", "first token p50", "p99",
     )  # fmt: skip
     how = f"""{WORKER_COUNT} simulated workers of {SLOTS} slots and {KV_TOKENS:,} KV tokens in real time, on the whole
-        product; {LOAD:g} of the capacity of {capacity:.1f} requests a second for {SECONDS:g} s. In time: the first
+        product; {LOAD:g} of the capacity of {capacity:.1f} requests a second for {SECONDS:g} s, prefixes
+        and rhythm of {source}. In time: the first
         token within {FIRST_TOKEN_S:g} s, then {TOKEN_S * 1000:g} ms a token."""
     tables = [report.Table("Ways to choose a worker", columns, tuple(way.row(robin) for way in ways))]
     return report.result("goodput", how, tables, figures, reached)
@@ -171,12 +172,13 @@ def main() -> int:
         "--trace", type=Path, help="JSON lines of a Mooncake trace; without it: conversations by chance"
     )
     chosen = parser.parse_args()
+    source = "the Mooncake trace" if chosen.trace else "conversations by chance"
     arrivals = traffic.mooncake(chosen.trace) if chosen.trace else traffic.conversations(6_000, seed=1)
     capacity = capacity_of(arrivals)
     print(json.dumps({"capacity_per_s": round(capacity, 2)}), flush=True)
     rate = LOAD * capacity
     load = traffic.at_rate(arrivals[: round(rate * SECONDS)], rate)
-    return report.finish(result(capacity, [tried(way, load) for way in WAYS]), chosen)
+    return report.finish(result(source, capacity, [tried(way, load) for way in WAYS]), chosen)
 
 
 if __name__ == "__main__":
