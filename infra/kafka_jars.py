@@ -20,7 +20,7 @@ from infra.cache import is_complete, obtain, verify
 from infra.errors import ComponentUnavailable
 from infra.progress import Tell, Transfer
 
-VERSION = "4.4.0"
+VERSION = "4.2.2"
 CLOSURE_BYTES = 45 * 1024 * 1024
 PARALLEL_DOWNLOADS = 8
 TRIES = 3
