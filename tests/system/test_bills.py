@@ -1,6 +1,8 @@
 """A new user's walk through the money: replies of two accounts, one cancelled, and the same total everywhere."""
 
 import json
+import re
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -8,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from system.product import Client, Product, Seen, eventually
 
@@ -37,8 +40,24 @@ def database(product: Product) -> Iterator[Database]:
     opened.close()
 
 
+README = Path(__file__).parents[2] / "README.md"
+
+
+def query_of_readme(account: str) -> str:
+    """The README's question to ClickHouse about the account's bill, for a program."""
+    [query] = re.findall(r"SELECT [^`\"]* FORMAT PrettyCompact", README.read_text(encoding="utf-8"))
+    return str(query).replace("'ada'", f"'{account}'").replace(" FORMAT PrettyCompact", " FORMAT JSON")
+
+
 def command(product: Product, *arguments: str) -> Any:
     return json.loads(product.turnlog(*arguments, "--json", "--data", str(product.data)).stdout)
+
+
+def asked(product: Product, query: str) -> Any:
+    """ClickHouse's answer over HTTP."""
+    answer = httpx.post(product.parts()["clickhouse"]["address"], params={"database": "turnlog"}, content=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 def totals(product: Product, database: Database, client: Client, account: str) -> list[Decimal]:
@@ -97,6 +116,10 @@ def test_a_new_user_finds_the_same_total_everywhere_and_a_cancelled_reply_on_it_
         assert len(set(amounts)) == 1, amounts
         [line] = client.get(f"/v1/invoices/{MONTH}")["lines"]
         assert (line["description"], line["records"], line["output_tokens"]) == ("usage", 3, expected[account])
+        told = asked(product, query_of_readme(account))
+        [row] = told["data"]
+        assert (row["model"], row["price_version"]) == (line["model"], line["price_version"])
+        assert (int(row["output_tokens"]), Decimal(str(told["totals"]["amount"]))) == (expected[account], amounts[0])
         price = next(one["price"] for one in client.get("/v1/models")["data"] if one["name"] == line["model"])
         parts = {
             "input": line["uncached_input_tokens"],
@@ -107,6 +130,27 @@ def test_a_new_user_finds_the_same_total_everywhere_and_a_cancelled_reply_on_it_
         }
         assert price["version"] == line["price_version"]
         assert amounts[0] == sum(count * Decimal(price[name]) for name, count in parts.items()) / 1_000_000
+
+
+def test_who_is_limited_waits_the_time_that_it_is_told_and_gets_in(product: Product) -> None:
+    account = f"eager-{uuid.uuid4().hex[:6]}"
+    client = Client(product.url, product.open_account(account, "free"))
+    eventually("the key opens", lambda: client.http.get("/v1/models").status_code == 200)
+
+    def send(number: int) -> httpx.Response:
+        body = {"client_message_id": f"hi-{number}", "content": '{"chunks": 1}', "max_output_tokens": 1}
+        return client.http.post("/v1/messages", json=body)
+
+    answers = [send(0)]
+    while answers[-1].status_code != 429:
+        assert answers[-1].status_code == 202, answers[-1].text
+        assert "RateLimit" in answers[-1].headers
+        assert len(answers) < 200, "60 requests, and one more each second"
+        answers.append(send(len(answers)))
+    assert len(answers) > 60
+    assert answers[-1].json()["code"] == "rate_limited"
+    time.sleep(int(answers[-1].headers["Retry-After"]))
+    assert send(len(answers) - 1).status_code == 202
 
 
 def test_reading_and_resuming_costs_nothing(clients: dict[str, Client]) -> None:
