@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 
+from api.bill_queries import SUMS
 from projections.clickhouse import migrations
 from projections.clickhouse.client import Database
 from tests.benchmarks import report
@@ -130,6 +131,8 @@ def main() -> int:
             bills = times_of(database, [(BILL, names) for names in asked])
             heavy = times_of(database, [(BILL, names) for names in large])
             plain = times_of(database, [(PLAIN, names) for names in asked])
+            years = times_of(database, [(SUMS, {"account": names["account"]}) for names in asked])
+            heavy_years = times_of(database, [(SUMS, {"account": "account-0"})] * (chosen.bills // 6))
             others = [row(title, times_of(database, [(question, {})] * 5)) for title, question in OTHERS.items()]
         finally:
             database.command(f"DROP DATABASE {name} SYNC")
@@ -140,6 +143,8 @@ def main() -> int:
             row("a bill of a month, view billing", bills, chosen.records // ACCOUNTS // 12),
             row("the same, of the largest account", heavy, chosen.records // 20 // 12),
             row("direct: the first without deduplication (wrong)", plain, chosen.records // ACCOUNTS // 12),
+            row("what GET /v1/invoices asks: all months of an account", years, chosen.records // ACCOUNTS),
+            row("the same, of the largest account", heavy_years, chosen.records // 20),
             *others,
         ),
     )
