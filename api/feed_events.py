@@ -23,6 +23,7 @@ from schemas.events import (
     RegenerationRequested,
     ReplyStored,
 )
+from schemas.stream import Reset
 
 Shown = tuple[str, dict[str, Any]]
 _EMPTY = {"resets"}
@@ -99,5 +100,9 @@ def _end(event: ReplyStored) -> dict[str, Any]:
         "usage": event.usage,
     }
     if event.void_attempts:
-        end["resets"] = [{"attempt": reset.attempt, "reason": reset.reason} for reset in resets_of(event)]
+        end["resets"] = [_reset(reset) for reset in resets_of(event)]
     return end | ({"error": event.error} if event.error else {})
+
+
+def _reset(reset: Reset) -> dict[str, Any]:
+    return {"attempt": reset.attempt, "reason": reset.reason} | ({"detail": reset.detail} if reset.detail else {})

@@ -182,11 +182,14 @@ def resets_of(stored: ReplyStored) -> tuple[Reset, ...]:
     """The resets that the readers of a stored reply had: each names the attempt that began."""
     voids = stored.void_attempts
     begun = (*(void.attempt for void in voids[1:]), stored.attempt)
-    return tuple(Reset(attempt=attempt, reason=void.reason) for attempt, void in zip(begun, voids, strict=False))
+    return tuple(
+        Reset(attempt=attempt, reason=void.reason, detail=void.detail)
+        for attempt, void in zip(begun, voids, strict=False)
+    )
 
 
 def _resets(resets: Iterable[Reset]) -> list[ResetView]:
-    return [ResetView(attempt=reset.attempt, reason=reset.reason) for reset in resets]
+    return [ResetView(attempt=reset.attempt, reason=reset.reason, detail=reset.detail or None) for reset in resets]
 
 
 def _usage(usage: Usage) -> UsageView:

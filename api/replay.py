@@ -17,6 +17,7 @@ import msgspec
 
 from schemas.events import ReplyStored
 from schemas.stream import AnyStreamEvent, Delta, Ended, Reset, Started, frame
+from schemas.values import VoidAttempt
 
 
 class Unserved(msgspec.Struct, frozen=True):
@@ -49,9 +50,9 @@ def stored_frames(stored: ReplyStored, after: int) -> tuple[bytes, ...] | Unserv
 
 def _afresh(stored: ReplyStored) -> tuple[tuple[int, AnyStreamEvent], ...]:
     """The last attempt alone, behind its reset."""
-    reason = stored.void_attempts[-1].reason if stored.void_attempts else "restarted"
+    void = stored.void_attempts[-1] if stored.void_attempts else VoidAttempt(attempt=0, reason="restarted")
     text = [Delta(text=stored.text)] if stored.text else []
-    reset = Reset(attempt=stored.attempt, reason=reason)
+    reset = Reset(attempt=stored.attempt, reason=void.reason, detail=void.detail)
     events: list[AnyStreamEvent] = [reset, _started(stored), *text, _ended(stored)]
     return tuple(enumerate(events, stored.final_offset - len(events) + 1))
 

@@ -50,6 +50,7 @@ class ResetView(Shape):
 
     attempt: int = Field(description="The attempt that began.")
     reason: str = Field(examples=["worker_lost"])
+    detail: str | None = Field(description="A sentence for people, where the engine or a provider said why.")
 
 
 class MessageView(Shape):

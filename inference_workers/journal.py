@@ -81,14 +81,22 @@ class Journal:
         if lost():
             self.handed_back(taken, UNDELIVERABLE)
             return False
-        self._finished(taken, event, queued_ms, ran_ms, "")
+        self._finished(taken, event, queued_ms, ran_ms)
         return True
 
-    def handed_back(self, taken: Taken, reason: str = "") -> None:
+    def handed_back(self, taken: Taken, reason: str = "", detail: str = "") -> None:
         """The generation is not ended, and not run here any more."""
-        self._finished(taken, None, 0, 0, reason)
+        self._finished(taken, None, 0, 0, reason, detail)
 
-    def _finished(self, taken: Taken, end: GenerationEnded | None, queued_ms: int, ran_ms: int, reason: str) -> None:
+    def _finished(
+        self,
+        taken: Taken,
+        end: GenerationEnded | None,
+        queued_ms: int,
+        ran_ms: int,
+        reason: str = "",
+        detail: str = "",
+    ) -> None:
         request = taken.request
         event = GenerationFinished(
             pool=self._place.pool,
@@ -103,6 +111,7 @@ class Journal:
             usage=None if end is None else end.usage,
             reason=reason,
             ran_ms=ran_ms,
+            detail=detail,
         )
         self._tell(Output(event=event, cause=taken.envelope))
 
@@ -191,6 +200,7 @@ def report(taken: Taken, outcome: Outcome, usage: Usage, pieces: int) -> None:
         "generation_over",
         outcome=outcome.status if isinstance(outcome, Ending) else outcome.because,
         handed_back=isinstance(outcome, HandBack),
+        detail=_detail(outcome),
         reply_id=request.reply_id,
         conversation_id=request.conversation_id,
         generation_id=request.generation_id,
@@ -201,3 +211,13 @@ def report(taken: Taken, outcome: Outcome, usage: Usage, pieces: int) -> None:
         pieces=pieces,
         trace_id=trace_id(taken.envelope.traceparent),
     )
+
+
+def _detail(outcome: Outcome) -> str:
+    match outcome:
+        case HandBack(detail=detail):
+            return detail
+        case Ending(error=error) if error is not None:
+            return error.detail
+        case _:
+            return ""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from inference_workers import causes
 from inference_workers.assignments import DEADLINE, StopReason
 from inference_workers.engine import (
     ContextTooLong,
@@ -28,6 +29,8 @@ class HandBack(msgspec.Struct, frozen=True):
     """No end: dispatch gives the reply to another worker."""
 
     because: str
+    detail: str = ""
+    """What the engine said of it; may be told to whoever waits for the reply."""
 
 
 class Silence(msgspec.Struct, frozen=True):
@@ -62,20 +65,21 @@ def stopped(reason: StopReason) -> Outcome:
 
 
 def broke(error: EngineError) -> Outcome:
-    """The engine raised an error."""
+    """The engine raised an error. What a dead one says is of the machine, and for the worker's log alone."""
+    detail = causes.told(str(error))
     match error:
         case ContextTooLong():
-            return Ending("refused", Failure(code="context_too_long", detail=str(error)))
+            return Ending("refused", Failure(code="context_too_long", detail=detail))
         case InvalidRequest():
-            return Ending("refused", Failure(code="invalid_request", detail=str(error)))
+            return Ending("refused", Failure(code="invalid_request", detail=detail))
         case EngineOverloaded():
-            return HandBack("engine_overloaded")
+            return HandBack("engine_overloaded", detail)
         case Interrupted():
-            return HandBack("interrupted")
+            return HandBack("interrupted", detail)
         case EngineDead():
             return HandBack("engine_dead")
         case _:
-            return Ending("failed", Failure(code="engine_error", detail=str(error)))
+            return Ending("failed", Failure(code="engine_error", detail=detail))
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):

@@ -138,7 +138,7 @@ class Run:
             if not await self._journal.ended(self.taken, event, queued_ms, lambda: self._pieces.lost, ran_ms):
                 outcome = HandBack(UNDELIVERABLE)
         elif isinstance(outcome, HandBack):
-            self._journal.handed_back(self.taken, outcome.because)
+            self._journal.handed_back(self.taken, outcome.because, outcome.detail)
         report(self.taken, outcome, usage, self._pieces.next_seq - 1)
 
     def _close(self) -> asyncio.Task[None]:

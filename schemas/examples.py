@@ -19,6 +19,7 @@ AT_MS = 1_764_434_400_123
 _DIGEST = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 _USAGE = Usage(input_tokens=31, output_tokens=7, cached_input_tokens=16)
 _TIMINGS = Timings(queued_ms=9, first_token_ms=62, total_ms=230)
+_SAID = "api.example.com: HTTP 502: upstream connect error"
 _SAMPLING = Sampling(max_output_tokens=512, temperature=0.7, seed=42, stop=("\n\n",))
 _PROMPT = (
     PromptMessage(role="system", content="You are brief."),
@@ -70,7 +71,7 @@ _EVENTS: tuple[e.Event, ...] = (
         submitted_at_ms=AT_MS,
         ended_at_ms=AT_MS + 230,
         timings=_TIMINGS,
-        void_attempts=(VoidAttempt(attempt=1, reason="worker_lost", worker=INSTANCE),),
+        void_attempts=(VoidAttempt(attempt=1, reason="interrupted", worker=INSTANCE, detail=_SAID),),
     ),
     e.ConversationRenamed(
         conversation_id=CONVERSATION,
@@ -177,7 +178,7 @@ _EVENTS: tuple[e.Event, ...] = (
         text="A sequence",
         tokens=2,
     ),
-    e.GenerationReset(reply_id=REPLY, conversation_id=CONVERSATION, attempt=2, reason="worker_lost"),
+    e.GenerationReset(reply_id=REPLY, conversation_id=CONVERSATION, attempt=2, reason="interrupted", detail=_SAID),
     e.GenerationEnded(
         reply_id=REPLY,
         conversation_id=CONVERSATION,

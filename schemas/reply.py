@@ -133,7 +133,7 @@ def apply(  # noqa: PLR0911 - one return a rule
         case GenerationStarted():
             return _started(reply, event)
         case GenerationReset():
-            return _reset(reply, event.attempt, event.reason)
+            return _reset(reply, event.attempt, event.reason, event.detail)
         case NoticeGiven():
             return _noticed(reply, event)
         case GenerationEnded():
@@ -190,23 +190,24 @@ def _started(reply: Reply, event: GenerationStarted) -> Step:
     return after, (*seen, started)
 
 
-def _reset(reply: Reply, attempt: int, reason: str) -> Step:
+def _reset(reply: Reply, attempt: int, reason: str, detail: str = "") -> Step:
     if attempt <= reply.attempt:
         return reply, ()
+    void = VoidAttempt(attempt=reply.attempt, reason=reason, worker=reply.worker, detail=detail)
     after = msgspec.structs.replace(
         reply,
         phase="queued",
         attempt=attempt,
         generation_id="",
         worker="",
-        void_attempts=(*reply.void_attempts, VoidAttempt(attempt=reply.attempt, reason=reason, worker=reply.worker)),
+        void_attempts=(*reply.void_attempts, void),
         void_usage=(*reply.void_usage, *_void_usage(reply)),
         next_seq=1,
         pieces=(),
         tokens=0,
         offset=reply.offset + 1,
     )
-    return after, (Reset(attempt=attempt, reason=reason),)
+    return after, (Reset(attempt=attempt, reason=reason, detail=detail),)
 
 
 def _void_usage(reply: Reply) -> tuple[VoidUsage, ...]:

@@ -27,11 +27,13 @@ class Delta(StreamEvent, frozen=True):
     text: str
 
 
-class Reset(StreamEvent, frozen=True):
+class Reset(StreamEvent, frozen=True, omit_defaults=True):
     """Throw away the text so far."""
 
     attempt: int
     reason: str
+    detail: str = ""
+    """A sentence for people, where the engine or a provider said why; where none did its frame has no such member."""
 
 
 class Notified(StreamEvent, frozen=True, tag="notice"):
@@ -94,4 +96,6 @@ def parse_frame(data: bytes) -> tuple[int, AnyStreamEvent]:
 
 
 def _members(event: AnyStreamEvent) -> dict[str, Any]:
-    return {name: getattr(event, name) for name in event.__struct_fields__}
+    members: dict[str, Any] = msgspec.to_builtins(event)
+    del members["type"]
+    return members

@@ -29,6 +29,9 @@ EndStatus = Literal["completed", "length", "cancelled", "refused", "failed"]
 
 MessageStatus = Literal["queued", "running", "completed", "length", "cancelled", "refused", "failed"]
 
+DETAIL_CHARS_MAX = 1_000
+"""Characters of a sentence that says why, where others than we have a part in it: an engine, a provider."""
+
 TERMINAL: frozenset[str] = frozenset({"completed", "length", "cancelled", "refused", "failed"})
 
 
@@ -49,6 +52,8 @@ class VoidAttempt(Value, frozen=True):
     """As the `reset` event that followed said it."""
     worker: str = ""
     """The instance that had begun it; empty: none had."""
+    detail: str = ""
+    """A sentence for people, where the engine or a provider said why."""
 
 
 class Usage(Value, frozen=True):

@@ -3,7 +3,7 @@
 Rules:
 
 1. What is told keeps the cause: the provider's name, the HTTP status, its code and message, its id of the request. It
-   is cut to a bound, and holds no key: ours is taken out wherever it stands, and so is what looks like one.
+   is cut to a bound, and holds no key, neither ours nor what looks like one (`inference_workers.causes`).
 2. `busy` is asked again after what it asks for; `broken` is asked again; `denied` and `absent` are not, others are;
    `request` ends the generation, because no other provider will accept it either.
 3. Once text has come, nothing is asked again here: the generation is `Interrupted`, and its next attempt begins anew.
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from inference_workers import causes
 from inference_workers.engine import (
     ContextTooLong,
     EngineError,
@@ -106,8 +107,6 @@ _TOO_LONG = re.compile(
 )
 """As OpenAI, vLLM, SGLang, TensorRT-LLM, llama.cpp and Anthropic say it."""
 
-_KEYS = re.compile(r"\b(?:sk|pk|rk|gsk|xai|key|hf|nvapi)[-_][A-Za-z0-9_*.-]{6,}|(?i:bearer)\s+\S+|(?<=://)[^/\s@]+@")
-
 
 def of_response(source: Source, status: int, headers: Mapping[str, str], body: bytes, now_s: float) -> Failure:
     """The failure that an answer with an error status tells. `now_s`: seconds since the epoch."""
@@ -197,11 +196,7 @@ def error_of_all(failures: Sequence[Failure], unasked: Sequence[str]) -> EngineE
 
 def cleaned(source: Source, text: str) -> str:
     """The text without keys, on one line, of at most `MESSAGE_CHARS_MAX` characters."""
-    if source.key:
-        text = text.replace(source.key, "[key]")
-    text = " ".join(_KEYS.sub("[key]", text[: 4 * MESSAGE_CHARS_MAX]).split())
-    text = "".join(character for character in text if character.isprintable())
-    return text if len(text) <= MESSAGE_CHARS_MAX else f"{text[: MESSAGE_CHARS_MAX - 1]}…"
+    return causes.told(text, secret=source.key, chars_max=MESSAGE_CHARS_MAX)
 
 
 def _said(source: Source, code: str, message: str) -> str:

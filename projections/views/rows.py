@@ -5,7 +5,16 @@ An event whose values no column can hold gives `columns.Unstorable`: its record 
 
 from projections.views import columns
 from projections.views.columns import Unstorable
-from projections.views.tables import ConversationRow, GenerationRow, InvoiceRow, MessageRow, ReplyRow, Row, UsageRow
+from projections.views.tables import (
+    ConversationRow,
+    GenerationRow,
+    InvoiceRow,
+    MessageRow,
+    ReplyRow,
+    Row,
+    UsageRow,
+    Void,
+)
 from schemas.codec import Envelope, hot_encode, to_json
 from schemas.conversation import derived_title
 from schemas.events import (
@@ -22,7 +31,7 @@ from schemas.events import (
     UsageRecorded,
 )
 from schemas.invoice import PERIOD, REVISION_MAX
-from schemas.values import InvoiceLine, VoidAttempt
+from schemas.values import InvoiceLine
 
 VERSION_MAX = 2**63 - 1
 NO_LINE = InvoiceLine(
@@ -167,6 +176,7 @@ def _reply(event: ReplyStored, text: str, partition: int, offset: int) -> ReplyR
         submitted_at=columns.time_text("submitted_at_ms", event.submitted_at_ms),
         ended_at=columns.time_text("ended_at_ms", event.ended_at_ms),
         void_attempts=_void(event),
+        void_details=_said(event),
         log_partition=partition,
         log_offset=offset,
         event=text,
@@ -207,10 +217,17 @@ def _generation(event: ReplyStored, reply: ReplyRow) -> Row:
     )
 
 
-def _void(event: ReplyStored) -> tuple[VoidAttempt, ...]:
-    for void in event.void_attempts:
-        columns.count("void_attempts.attempt", void.attempt, columns.SMALL_MAX)
-    return event.void_attempts
+def _said(event: ReplyStored) -> tuple[str, ...]:
+    """Nothing where nothing was said, as of replies that were stored before anything was."""
+    said = tuple(void.detail for void in event.void_attempts)
+    return said if any(said) else ()
+
+
+def _void(event: ReplyStored) -> tuple[Void, ...]:
+    return tuple(
+        Void(columns.count("void_attempts.attempt", void.attempt, columns.SMALL_MAX), void.reason, void.worker)
+        for void in event.void_attempts
+    )
 
 
 def _change(event: Event, text: str, partition: int, offset: int) -> tuple[Row, ...]:

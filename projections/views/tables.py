@@ -3,7 +3,17 @@
 import msgspec
 
 from schemas.topics import MESSAGES, USAGE
-from schemas.values import VoidAttempt
+
+
+class Void(msgspec.Struct, frozen=True):
+    """An attempt that came to nothing, without what was said of it.
+
+    Written as an object: a tuple of names to ClickHouse.
+    """
+
+    attempt: int
+    reason: str
+    worker: str
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -67,8 +77,9 @@ class ReplyRow(ContentRow, frozen=True, kw_only=True):
     error_detail: str
     submitted_at: str
     ended_at: str
-    void_attempts: tuple[VoidAttempt, ...] = ()
-    """Written as objects: a tuple of names to ClickHouse."""
+    void_attempts: tuple[Void, ...] = ()
+    void_details: tuple[str, ...] = ()
+    """What was said of each of them."""
     event: str
 
 
@@ -95,7 +106,7 @@ class GenerationRow(Row, frozen=True, kw_only=True):
     first_token_ms: int | None
     total_ms: int | None
     error_code: str
-    void_attempts: tuple[VoidAttempt, ...] = ()
+    void_attempts: tuple[Void, ...] = ()
     submitted_at: str
     ended_at: str
 

@@ -77,11 +77,11 @@ class ReplyStored(Event, frozen=True):
     """A reply reached its end: the text that readers saw, as one piece. Written by settlement.
 
     Version 2 added `void_attempts`, and `retry_after_s` to errors; version 3 `cache_write_long_tokens` and
-    `reasoning_tokens` to the usage.
+    `reasoning_tokens` to the usage; version 4 `detail` to `void_attempts`.
     """
 
     TOPIC = "messages"
-    VERSION = 3
+    VERSION = 4
 
     conversation_id: str
     reply_id: str

@@ -72,14 +72,20 @@ class TokensGenerated(Event, frozen=True):
 
 
 class GenerationReset(Event, frozen=True):
-    """The attempt so far is void; the reply starts again as attempt `attempt`. Written by dispatch."""
+    """The attempt so far is void; the reply starts again as attempt `attempt`. Written by dispatch.
+
+    Version 2 added `detail`.
+    """
 
     TOPIC = "tokens"
+    VERSION = 2
 
     reply_id: str
     conversation_id: str
     attempt: int
     reason: str
+    detail: str = ""
+    """A sentence for people, where the engine or a provider said why."""
 
     def identity(self) -> str:
         return f"{self.reply_id}/reset/{self.attempt}"

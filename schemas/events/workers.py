@@ -78,12 +78,13 @@ class WorkerReleased(Event, frozen=True):
 class GenerationFinished(Event, frozen=True):
     """A worker's generation is over and its end is in the log (or it was handed back: `returned`).
 
-    Version 2 added `reason` and `ran_ms`; version 3 `cache_write_long_tokens` and `reasoning_tokens` to the usage.
+    Version 2 added `reason` and `ran_ms`; version 3 `cache_write_long_tokens` and `reasoning_tokens` to the usage;
+    version 4 `detail`.
     """
 
     TOPIC = "workers"
     KEY = "pool"
-    VERSION = 3
+    VERSION = 4
 
     pool: str
     inbox: int
@@ -100,6 +101,8 @@ class GenerationFinished(Event, frozen=True):
     """Why it was handed back."""
     ran_ms: int = 0
     """From the engine's beginning to its end."""
+    detail: str = ""
+    """What the engine or a provider said of it, where it was handed back: a sentence for people, without secrets."""
 
     def identity(self) -> str:
         return f"{self.generation_id}/finished"

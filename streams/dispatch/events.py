@@ -86,6 +86,7 @@ def reset(request: Request) -> GenerationReset:
         conversation_id=request.admitted.conversation_id,
         attempt=request.progress.attempt,
         reason=request.progress.reset_reason,
+        detail=request.progress.reset_detail,
     )
 
 

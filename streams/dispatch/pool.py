@@ -37,6 +37,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cancelled: bool = False
     """Never to be given again; ends as cancelled if its worker dies."""
     reset_reason: str = ""
+    reset_detail: str = ""
+    """What was said of the attempt before: a sentence for people, often none."""
     unwritten: bool = False
     """The reset of this attempt is decided and perhaps not in `tokens` yet."""
 

@@ -200,6 +200,7 @@ class Round:
         returned: int = 0,
         stalled: int = 0,
         not_before_ms: int = 0,
+        detail: str = "",
     ) -> None:
         """An attempt is void, and cost nothing: the request waits for its next one, at its old place."""
         self.count("attempt", reason)
@@ -213,6 +214,7 @@ class Round:
             stalled=before.stalled + stalled,
             not_before_ms=not_before_ms,
             reset_reason=reason,
+            reset_detail=detail,
             unwritten=True,
         )
         request = replace(request, progress=progress, given_flow_ms=-1)

@@ -34,11 +34,11 @@ from schemas.events import (
 )
 from schemas.models import Model
 from schemas.prefix import unpacked
-from schemas.values import EndStatus, Failure
+from schemas.values import DETAIL_CHARS_MAX, EndStatus, Failure
 from streams.dispatch.events import queued
 from streams.dispatch.limits import Limits
 from streams.dispatch.placement import ISOLATED_FROM
-from streams.dispatch.pool import Pool, Request, Worker
+from streams.dispatch.pool import Pool, Progress, Request, Worker
 from streams.dispatch.records import made
 from streams.dispatch.round import Round
 from streams.dispatch.service import serve
@@ -70,13 +70,21 @@ def backoff_ms(returned: int) -> int:
     return min(BACKOFF_MS_MAX, BACKOFF_MS << min(returned - 1, 16))
 
 
-def not_served(reason: str) -> Failure:
-    """It was handed back too often."""
+def not_served(reason: str, detail: str = "") -> Failure:
+    """It was handed back too often. `detail`: what was said the last time."""
+    why = f"{reason} ({detail})" if detail else reason
     return Failure(
         code="not_served",
-        detail=f"Workers handed this reply back again and again, the last time because of {reason}. Try again later.",
+        detail=f"Workers handed this reply back again and again, the last time because of {why}. Try again later.",
         retry_after_s=60,
     )
+
+
+def late(progress: Progress) -> Failure:
+    """Its time is over. Where it was handed back before, with a cause, that is why it took so long."""
+    if not progress.reset_detail:
+        return DEADLINE
+    return replace(DEADLINE, detail=f"{DEADLINE.detail} Before, it was handed back: {progress.reset_detail}")
 
 
 def take(round_: Round, envelope: Envelope[Event], offset: int, models: Mapping[str, Model]) -> None:
@@ -167,6 +175,7 @@ def _finished(round_: Round, event: GenerationFinished) -> None:
         TOLD.get(event.reason, event.reason),
         returned=event.reason != STALLED,
         stalled=event.reason == STALLED,
+        detail=event.detail[:DETAIL_CHARS_MAX],
     )
     round_.put(replace(round_.workers[event.inbox], closed=True))
 
@@ -243,6 +252,7 @@ def _again(
     killed: str | None = None,
     returned: bool = False,
     stalled: bool = False,
+    detail: str = "",
 ) -> None:
     """The next attempt, or the end where there have been enough."""
     progress, limits = request.progress, round_.limits
@@ -254,7 +264,7 @@ def _again(
     elif lost >= limits.attempts_max:
         round_.end(request, "failed", WORKER_LOST)
     elif handed_back >= limits.returns_max:
-        round_.end(request, "failed", not_served(reason))
+        round_.end(request, "failed", not_served(reason, detail))
     else:
         later = reason in NO_ROOM and progress.returned > 0
         not_before_ms = round_.now_ms + backoff_ms(progress.returned) if later else 0
@@ -265,6 +275,7 @@ def _again(
             returned=int(returned),
             stalled=int(stalled),
             not_before_ms=not_before_ms,
+            detail=detail,
         )
 
 
@@ -300,8 +311,8 @@ def expire_requests(round_: Round) -> None:
         return
     for request in list(round_.requests.values()):
         if request.admitted.deadline_at_ms <= round_.now_ms:
-            cancelled = request.progress.cancelled
-            _stop(round_, request, "cancelled" if cancelled else "failed", None if cancelled else DEADLINE)
+            progress = request.progress
+            _stop(round_, request, *(("cancelled", None) if progress.cancelled else ("failed", late(progress))))
     deadlines = (request.admitted.deadline_at_ms for request in round_.requests.values())
     round_.next_deadline_ms = min(deadlines, default=NEVER_MS)
 

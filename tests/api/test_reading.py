@@ -246,11 +246,14 @@ async def test_each_time_that_a_reply_began_again_is_told_while_it_runs_and_afte
     assert sent["reply"]["resets"] == []
     assert sent["message"]["resets"] is None
     reply_id = world.queue(sent)
-    for attempt, reason in ((1, "worker_lost"), (2, "overloaded")):
+    for attempt, reason, detail in ((1, "worker_lost", ""), (2, "interrupted", "HTTP 502")):
         world.start(reply_id, attempt)
         world.say(reply_id, "partial")
-        world.reset(reply_id, reason)
-    told = [{"attempt": 2, "reason": "worker_lost"}, {"attempt": 3, "reason": "overloaded"}]
+        world.reset(reply_id, reason, detail)
+    told = [
+        {"attempt": 2, "reason": "worker_lost", "detail": None},
+        {"attempt": 3, "reason": "interrupted", "detail": "HTTP 502"},
+    ]
     waiting = (await api.call("GET", path)).json
     assert (waiting["status"], waiting["attempt"], waiting["resets"]) == ("queued", 3, told)
     world.start(reply_id, 3)
@@ -267,7 +270,7 @@ async def test_each_time_that_a_reply_began_again_is_told_while_it_runs_and_afte
     begun, end = (json.loads(each.split(b"data: ")[1]) for each in feed.frames)
     await feed.leave()
     assert "resets" not in begun["reply"]
-    assert end["resets"] == told
+    assert end["resets"] == [{name: value for name, value in reset.items() if value is not None} for reset in told]
 
 
 async def test_an_error_says_after_how_long_it_is_worth_another_try(world: World, api: Process) -> None:

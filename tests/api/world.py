@@ -392,10 +392,12 @@ class World:
                 )
             )
 
-    def reset(self, reply_id: str, reason: str = "worker_lost") -> None:
+    def reset(self, reply_id: str, reason: str = "worker_lost", detail: str = "") -> None:
         """The attempt is void, as when its worker has died."""
         attempt = self.reply(reply_id).attempt + 1
-        self._fold(GenerationReset(reply_id=reply_id, conversation_id="", attempt=attempt, reason=reason))
+        self._fold(
+            GenerationReset(reply_id=reply_id, conversation_id="", attempt=attempt, reason=reason, detail=detail)
+        )
 
     def end(self, reply_id: str, status: EndStatus = "completed", error: Failure | None = None) -> None:
         """The end."""

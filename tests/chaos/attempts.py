@@ -78,7 +78,7 @@ def the_api_tells_the_resets_of_the_stream(reply: Checked) -> None:
     """`resets` are the reset events, and `attempt` is one more."""
     message = reply.message
     resets = [
-        {"attempt": event.attempt, "reason": event.reason}
+        {"attempt": event.attempt, "reason": event.reason, "detail": event.detail or None}
         for _, event in events_of(reply.stream)
         if isinstance(event, Reset)
     ]

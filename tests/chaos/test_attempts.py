@@ -26,7 +26,7 @@ STREAM = [
     frame(5, Delta(text="word1")),
     frame(6, Ended(status="completed", usage=Usage(input_tokens=1, output_tokens=1))),
 ]
-RESETS = [{"attempt": 2, "reason": "worker_lost"}]
+RESETS = [{"attempt": 2, "reason": "worker_lost", "detail": None}]
 ROW = Row("r", "paid", 2, (1,), ("worker_lost",), ("w",), 2, ("worker_lost",))
 LIFE = Life("worker-0", 1_000, None)
 KILL = Strike("worker-0", "killed", 10.0, 5_000)
@@ -38,7 +38,7 @@ def message(**members: Any) -> dict[str, Any]:
 
 
 def failed(code: str, *reasons: str) -> dict[str, Any]:
-    resets = [{"attempt": n, "reason": reason} for n, reason in enumerate(reasons, 2)]
+    resets = [{"attempt": n, "reason": reason, "detail": None} for n, reason in enumerate(reasons, 2)]
     return message(status="failed", error={"code": code}, attempt=len(resets) + 1, resets=resets)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from projections.views.columns import Unstorable
 from projections.views.pace import Pace
 from projections.views.rows import rows
-from projections.views.tables import TABLES
+from projections.views.tables import TABLES, Void
 from schemas import events as e
 from schemas.codec import Envelope, hot_decode
 from schemas.examples import EXAMPLES
@@ -64,7 +64,13 @@ def test_of_a_record_of_usage_the_highest_revision_wins_and_of_equal_ones_the_fi
 def test_a_reply_has_the_attempts_that_came_to_nothing():
     voids = (VoidAttempt(attempt=1, reason="worker_lost", worker="w1"), VoidAttempt(attempt=2, reason="overloaded"))
     row, numbers = made(EXAMPLES[e.ReplyStored], void_attempts=voids)
-    assert row.void_attempts == numbers.void_attempts == voids
+    assert row.void_attempts == numbers.void_attempts == (Void(1, "worker_lost", "w1"), Void(2, "overloaded", ""))
+    assert row.void_details == (), "nothing was said of them"
+    said, numbers = made(
+        EXAMPLES[e.ReplyStored], void_attempts=(*voids, VoidAttempt(attempt=3, reason="r", detail="d"))
+    )
+    assert said.void_details == ("", "", "d")
+    assert b'"d"' not in msgspec.json.encode(numbers), "it may repeat some of the prompt"
     with pytest.raises(Unstorable, match="void_attempts"):
         made(EXAMPLES[e.ReplyStored], void_attempts=(VoidAttempt(attempt=2**32, reason="r"),))
 

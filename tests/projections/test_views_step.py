@@ -271,7 +271,10 @@ def test_a_reply_that_has_not_ended_is_open(empty):
     ]
 
 
-VOIDS = (VoidAttempt(attempt=1, reason="worker_lost", worker="w1"), VoidAttempt(attempt=2, reason="overloaded"))
+VOIDS = (
+    VoidAttempt(attempt=1, reason="worker_lost", worker="w1"),
+    VoidAttempt(attempt=2, reason="overloaded", detail="north: HTTP 429"),
+)
 
 
 def test_the_views_tell_why_and_where_a_reply_began_again(empty):
@@ -281,8 +284,11 @@ def test_the_views_tell_why_and_where_a_reply_began_again(empty):
     write(step_on(empty), [EXAMPLES[e.MessageSubmitted], stored])
     select = "SELECT attempt, void_numbers, void_reasons, void_workers FROM generation_stats"
     assert empty.query(select) == [(3, [1, 2], ["worker_lost", "overloaded"], ["w1", ""])]
-    shown = empty.query("SELECT role, attempts, void_reasons FROM messages ORDER BY position")
-    assert shown == [("user", 0, []), ("assistant", 3, ["worker_lost", "overloaded"])]
+    shown = empty.query("SELECT role, attempts, void_reasons, void_details FROM messages ORDER BY position")
+    assert shown == [
+        ("user", 0, [], []),
+        ("assistant", 3, ["worker_lost", "overloaded"], ["", "north: HTTP 429"]),
+    ]
     write(step, [EXAMPLES[e.ConversationDeleted]], first=2)
     assert empty.query("SELECT * FROM messages") == []
     assert len(empty.query(select)) == 1, "numbers without content stay"

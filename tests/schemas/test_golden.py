@@ -36,6 +36,8 @@ def test_golden_bytes_decode_to_the_event_that_was_written(name, version, case):
 
 def common(members: object, others: object) -> object:
     """The members that the others have too, at any depth, in the others' order or their own."""
+    if isinstance(members, list | tuple) and isinstance(others, list | tuple) and len(members) == len(others):
+        return [common(member, other) for member, other in zip(members, others, strict=True)]
     if not (isinstance(members, dict) and isinstance(others, dict)):
         return members
     return {key: common(members[key], others[key]) for key in sorted(members.keys() & others.keys())}

@@ -223,7 +223,7 @@ class SimulatedWorker:
             outcome = HandBack("undeliverable")
         del self._running[taken.id]
         if isinstance(outcome, HandBack):
-            self._journal.handed_back(taken, outcome.because)
+            self._journal.handed_back(taken, outcome.because, outcome.detail)
         elif isinstance(outcome, Ending):
             began_ms = taken.request.submitted_at_ms
             data = running.text.encode()

@@ -303,6 +303,54 @@ def test_returns_are_bounded_too() -> None:
     assert ends(drive) == [("rep_1", "failed", "not_served")]
 
 
+SAID = "north: HTTP 502 bad_gateway: no healthy upstream"
+
+
+def details(drive: Driver) -> list[str]:
+    return [event.error.detail for event in of(drive.after, GenerationEnded) if event.error is not None]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_a_provider_said_is_told_with_each_reset_and_at_the_end(restarted: bool) -> None:
+    drive = driver(returns_max=2)
+    drive.take(registered(0), admitted(1))
+    decided = drive.decide(back(1, "interrupted", detail=SAID))
+    drive.commit(decided, written=not restarted)
+    if restarted:
+        drive.restart()
+        drive.take()
+    assert {(e.attempt, e.reason, e.detail) for e in of(drive.after, GenerationReset)} == {(2, "interrupted", SAID)}
+    drive.take(leased())
+    drive.take(leased())
+    drive.take(back(1, "engine_overloaded", attempt=2, detail="all of them are busy"))
+    assert ends(drive) == [("rep_1", "failed", "not_served")]
+    assert "because of engine_overloaded (all of them are busy)." in details(drive)[0]
+
+
+def test_without_a_cause_the_end_names_the_reason_alone() -> None:
+    drive = driver(returns_max=1)
+    drive.take(registered(0), admitted(1))
+    drive.take(back(1, "undeliverable"))
+    assert "the last time because of undeliverable. " in details(drive)[0]
+
+
+def test_what_is_out_of_time_after_it_was_handed_back_says_why_it_was() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1, deadline_at_ms=NOW + 2_000), admitted(2, deadline_at_ms=NOW + 2_000))
+    drive.take(back(1, "interrupted", detail=SAID))
+    drive.pass_time(2_000)
+    told = {e.reply_id: e.error.detail for e in of(drive.after, GenerationEnded) if e.error is not None}
+    assert told["rep_2"] == "The reply did not end within its time."
+    assert told["rep_1"] == f"The reply did not end within its time. Before, it was handed back: {SAID}"
+
+
+def test_a_worker_that_says_too_much_is_cut_short() -> None:
+    drive = driver()
+    drive.take(registered(0), admitted(1))
+    drive.take(back(1, "interrupted", detail="x" * 100_000))
+    assert [len(event.detail) for event in of(drive.after, GenerationReset)] == [1_000]
+
+
 @pytest.mark.parametrize(
     "worker",
     [

@@ -141,6 +141,16 @@ def test_only_the_last_attempt_counts_and_is_charged() -> None:
     assert (void.cost, void.charged, void.counted) == ("0", False, False)
 
 
+def test_what_was_said_of_a_void_attempt_is_stored_with_it() -> None:
+    settling = Settling()
+    reset = GenerationReset(reply_id="rep_1", conversation_id="conv_a", attempt=2, reason="interrupted", detail="said")
+    settling.submit(queued(), started(), piece(1, "a"), reset)
+    settling.submit(started(attempt=2), piece(1, "b", attempt=2), ended(2, "b", attempt=2))
+    [stored] = settling.stored()
+    [void] = stored.void_attempts
+    assert (void.attempt, void.reason, void.detail) == (1, "interrupted", "said")
+
+
 def test_what_failed_is_recorded_and_costs_nothing() -> None:
     settling = Settling()
     settling.submit(queued(), started(), piece(1, "a"), replace(ended(2, "a"), status="failed"))

@@ -54,6 +54,36 @@ async def test_a_stream_that_breaks_is_handed_back_and_the_next_attempt_s_text_i
     assert (end.usage.input_tokens, end.usage.output_tokens, end.usage.counted) == (7, 5, True)
 
 
+BAD_KEY = {"error": {"message": f"Incorrect API key provided: {fakes.KEY}.", "code": "invalid_api_key"}}
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason", "detail"),
+    [
+        (
+            status(401, BAD_KEY),
+            "interrupted",
+            "fake: HTTP 401 invalid_api_key: Incorrect API key provided: [key].",
+        ),
+        (status(502), "interrupted", "fake: HTTP 502: it is 502"),
+        (status(429, retry_after="900"), "engine_overloaded", "fake: HTTP 429: it is 429"),
+        (stream(fakes.delta("half an "), then="cut"), "interrupted", "fake: the connection broke (RemoteProtocolError"),
+    ],
+    ids=["a wrong key", "a broken gateway", "no room", "a cut stream"],
+)
+async def test_what_is_handed_back_says_what_the_provider_said(
+    fake: FakeOpenAi, bench: Bench, behaviour: fakes.Behaviour, reason: str, detail: str
+) -> None:
+    fake.usual = behaviour
+    bench.request("r", "hello")
+    await bench.until(lambda: bench.finished("r") is not None)
+    finished = bench.finished("r")
+    assert finished is not None
+    assert (finished.returned, finished.reason) == (True, reason)
+    assert finished.detail.startswith(detail)
+    assert fakes.KEY not in finished.detail
+
+
 async def test_a_refusal_reaches_the_reader_with_its_cause(fake: FakeOpenAi, bench: Bench) -> None:
     fake.next(status(400, {"error": {"message": "no such role", "code": "bad_role"}}))
     bench.request("r", "hello")

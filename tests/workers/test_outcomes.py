@@ -21,6 +21,7 @@ from inference_workers.outcomes import (
     is_stalled,
     stopped,
 )
+from schemas.values import DETAIL_CHARS_MAX
 
 
 def test_an_engines_own_ends() -> None:
@@ -44,9 +45,27 @@ def test_errors_of_a_request_end_it(error: EngineError, status: str, code: str) 
     assert (outcome.error.code, outcome.error.detail) == (code, str(error))
 
 
-@pytest.mark.parametrize("error", [EngineDead("dead"), EngineOverloaded("full"), Interrupted("the connection broke")])
-def test_errors_of_the_engine_hand_the_reply_on(error: EngineError) -> None:
-    assert isinstance(broke(error), HandBack)
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (EngineOverloaded("north: HTTP 429"), HandBack("engine_overloaded", "north: HTTP 429")),
+        (Interrupted("the connection broke"), HandBack("interrupted", "the connection broke")),
+        (EngineDead("/usr/lib/x.so: no such device"), HandBack("engine_dead")),
+    ],
+)
+def test_errors_of_the_engine_hand_the_reply_on_with_their_cause_if_it_is_not_the_machines(
+    error: EngineError, outcome: HandBack
+) -> None:
+    assert broke(error) == outcome
+
+
+@pytest.mark.parametrize("kind", [ContextTooLong, InvalidRequest, EngineError, EngineOverloaded, Interrupted])
+def test_what_is_told_of_any_error_is_bounded_and_holds_no_key(kind: type[EngineError]) -> None:
+    outcome = broke(kind("the key sk-abcdef0123456789 and " + "x" * 5_000))
+    detail = outcome.detail if isinstance(outcome, HandBack) else getattr(outcome, "error", None)
+    said = detail if isinstance(detail, str) else getattr(detail, "detail", "")
+    assert said.startswith("the key [key] and x")
+    assert len(said) == DETAIL_CHARS_MAX
 
 
 def test_reasons_of_the_worker() -> None:
