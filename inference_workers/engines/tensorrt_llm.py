@@ -37,7 +37,7 @@ from inference_workers.engine import (
     Interrupted,
     check,
 )
-from inference_workers.engines.tensorrt_llm_api import load
+from inference_workers.engines.tensorrt_llm_api import load, waiting_order
 from inference_workers.engines.tensorrt_llm_model import Model, refusal
 from inference_workers.engines.tensorrt_llm_running import Generating, Running
 from inference_workers.engines.tensorrt_llm_settings import TensorRtLlmSettings
@@ -142,6 +142,7 @@ class TensorRtLlmEngine:
         told = "arrive" if self._listener.tells else "do not arrive"
         return (
             *self._model.library.describe(),
+            waiting_order(self._model.library, self._settings),
             f"iteration statistics {told}; the KV cache holds {self._kv_tokens or 'an unknown number of'} tokens",
             *([f"KV events: {self._listener.blocks}"] if self._settings.tensorrt_kv_event_buffer else []),
         )

@@ -33,6 +33,8 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 """Callables, by their place in the package, and the arguments that they have to take."""
 OPTIONAL = ("cache_salt", "priority", "kv_cache_retention_config")
 """Arguments of `generate_async` that are passed where it has them."""
+BY_PRIORITY = {"waiting_queue_policy": "priority"}
+"""What `SchedulerConfig` has to be told: without it the library takes priorities and serves in order of arrival."""
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,8 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     optional: frozenset[str]
     """Those of OPTIONAL that `generate_async` has."""
+    orders_by_priority: bool
+    """`generate_async` takes a priority, and `SchedulerConfig` what gives it an effect (BY_PRIORITY)."""
     detokenizes_by_wish: bool
     """`SamplingParams.detokenize` exists: the library's own text, which is not used, need not be made."""
     request_error: type[Exception]
@@ -89,6 +93,7 @@ def load(*, usage_reports: bool = False) -> Library:
         module=module,
         version=version,
         optional=frozenset(optional),
+        orders_by_priority="priority" in optional and _takes(module, "llmapi.SchedulerConfig", BY_PRIORITY),
         detokenizes_by_wish="detokenize" in (_parameters(module.SamplingParams) or ()),
         request_error=request_error,
         template_errors=_template_errors(),
@@ -133,8 +138,10 @@ def llm_arguments(library: Library, settings: TensorRtLlmSettings, slots: int, c
         arguments["pipeline_parallel_size"] = settings.tensorrt_pipeline_parallel_size
     if settings.tensorrt_stream_interval > 1:
         arguments["stream_interval"] = settings.tensorrt_stream_interval
+    policy = BY_PRIORITY if library.orders_by_priority else {}
     if settings.tensorrt_capacity_policy != "guaranteed_no_evict":
-        policy = {"capacity_scheduler_policy": settings.tensorrt_capacity_policy.upper()}
+        policy = {**policy, "capacity_scheduler_policy": settings.tensorrt_capacity_policy.upper()}
+    if policy:
         arguments["scheduler_config"] = _made(library, "llmapi.SchedulerConfig", policy)
     arguments |= settings.tensorrt_extra
     known = _parameters(_found(library.module, "llmapi.TorchLlmArgs"))
@@ -142,6 +149,17 @@ def llm_arguments(library: Library, settings: TensorRtLlmSettings, slots: int, c
     if unknown:
         raise EngineUnavailable(f"TensorRT-LLM {library.version}: LLM has no argument {', '.join(unknown)}")
     return arguments
+
+
+def waiting_order(library: Library, settings: TensorRtLlmSettings) -> str:
+    """In which order what waits inside of the library is served, as one line."""
+    if "scheduler_config" in settings.tensorrt_extra:
+        return "what waits inside is served as scheduler_config of TURNLOG_TENSORRT_EXTRA says"
+    if library.orders_by_priority:
+        return "what waits inside is served by priority"
+    lacks = "SchedulerConfig takes no waiting_queue_policy=priority"
+    why = lacks if "priority" in library.optional else "generate_async takes no priority"
+    return f"what waits inside is served in order of arrival: {why}"
 
 
 def _said(**arguments: Any) -> dict[str, Any]:
@@ -156,6 +174,18 @@ def _made(library: Library, place: str, arguments: dict[str, Any]) -> Any:
         raise EngineUnavailable(
             f"TensorRT-LLM {library.version}: {place} does not take {arguments}: {error}"
         ) from error
+
+
+def _takes(module: Any, place: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether it can be made with these: some versions know a name and not each of its values."""
+    made = _found(module, place)
+    if made is None or not set(arguments) <= (_parameters(made) or frozenset(arguments)):
+        return False
+    try:
+        made(**arguments)
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def retention(module: Any, tokens: int, priority: int) -> Any | None:

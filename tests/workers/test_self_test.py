@@ -70,6 +70,7 @@ def test_it_passes_for_each_engine(engine: str) -> None:
     if engine == "tensorrt_llm":
         assert {check["outcome"] for check in whole["checks"]} == {"ok"}
         assert "tensorrt_llm 1.2.1" in found["library"]["detail"]
+        assert "what waits inside is served by priority" in found["library"]["detail"]
 
 
 def test_a_cancel_that_takes_too_long_is_found() -> None:

@@ -11,7 +11,7 @@ import pytest
 import tensorrt_llm
 from pydantic import ValidationError
 from tensorrt_llm.llm import LATEST
-from tensorrt_llm.llmapi import CapacitySchedulerPolicy
+from tensorrt_llm.llmapi import CapacitySchedulerPolicy, WaitingQueuePolicy
 from tensorrt_llm.tokenizer import ByteTokenizer
 from workers.tensorrt import FOLDER, faulty, settings
 
@@ -184,6 +184,60 @@ async def test_salt_priority_and_the_retention_of_the_system_prompt_are_passed_o
         assert (span.token_start, span.token_end, span.priority) == (0, len(system) + 2, 90)
         await read(engine.generate(ask()))
         assert LATEST[-1].submitted[-1]["kv_cache_retention_config"] is None
+
+
+async def ended_in_order(engine: TensorRtLlmEngine) -> list[str]:
+    """Two wait inside of the library, which runs one at a time, until a third is closed: the two as they end."""
+    order: list[str] = []
+
+    async def told(name: str, priority: float) -> None:
+        await read(engine.generate(ask(max_tokens=3, priority=priority)))
+        order.append(name)
+
+    given = LATEST[-1].submitted
+    running = engine.generate(ask(max_tokens=400))
+    await anext(running)
+    before = len(given)
+    waiting = asyncio.gather(told("free", 0.25), told("paid", 0.75))
+    await until(lambda: len(given) == before + 2)
+    await running.aclose()
+    await waiting
+    return order
+
+
+ONE_AT_A_TIME = {"max_batch_size": 1}
+
+
+async def test_what_waits_inside_of_the_library_is_served_by_priority() -> None:
+    async with running(slots=3, extra=ONE_AT_A_TIME) as engine:
+        assert await ended_in_order(engine) == ["paid", "free"]
+        assert "what waits inside is served by priority" in engine.describe()
+
+
+async def test_a_capacity_policy_and_the_order_by_priority_go_together() -> None:
+    async with running(capacity_policy="max_utilization"):
+        config = LATEST[-1].args.scheduler_config
+        assert config.capacity_scheduler_policy is CapacitySchedulerPolicy.MAX_UTILIZATION
+        assert config.waiting_queue_policy is WaitingQueuePolicy.PRIORITY
+
+
+async def test_a_version_that_knows_no_order_by_priority_is_not_asked_for_it_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tensorrt_llm.llmapi, "SchedulerConfig", tensorrt_llm.llmapi.OlderSchedulerConfig)
+    async with running(slots=3, extra=ONE_AT_A_TIME) as engine:
+        assert await ended_in_order(engine) == ["free", "paid"]
+        assert any("in order of arrival: SchedulerConfig takes no" in line for line in engine.describe())
+    monkeypatch.setattr(tensorrt_llm, "LLM", tensorrt_llm.OlderLLM)
+    async with running(kv_block_reuse=False) as engine:
+        assert any("in order of arrival: generate_async takes no" in line for line in engine.describe())
+
+
+async def test_an_order_of_the_operators_own_is_left_alone() -> None:
+    own = {"waiting_queue_policy": "fcfs"}
+    async with running(slots=3, extra={**ONE_AT_A_TIME, "scheduler_config": own}) as engine:
+        assert await ended_in_order(engine) == ["free", "paid"]
+        assert any("TURNLOG_TENSORRT_EXTRA" in line for line in engine.describe())
 
 
 async def test_the_output_is_no_longer_than_the_context_allows() -> None:

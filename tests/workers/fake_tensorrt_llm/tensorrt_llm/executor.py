@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensorrt_llm import faults
+from tensorrt_llm.llmapi.llm_args import WaitingQueuePolicy
 from tensorrt_llm.outputs import IterationResult, RequestOutput, Response
 
 STEP_S = 0.002
@@ -24,6 +25,7 @@ class Request:
     prompt: list[int]
     params: Any
     salt: str | None
+    priority: float
     output: RequestOutput
     script: list[int] | None
     chance: random.Random
@@ -51,16 +53,17 @@ class Executor:
         self._blocks: set[tuple[Any, ...]] = set()
         self._stepping: asyncio.Task[None] | None = None
 
-    def submit(self, prompt: list[int], params: Any, salt: str | None, *, streaming: bool) -> RequestOutput:
+    def submit(
+        self, prompt: list[int], params: Any, salt: str | None, priority: float, *, streaming: bool
+    ) -> RequestOutput:
         self._numbers += 1
         output = RequestOutput(self, self._numbers, prompt, params)
         self._maybe_initialize_iteration_results()
         text = self.tokenizer.decode(prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         user = text.rpartition("user\n")[2].removesuffix("assistant\n")
         seed = f"{params.seed}/{user}"
-        request = Request(
-            self._numbers, prompt, params, salt, output, self._script(user), random.Random(zlib.crc32(seed.encode()))
-        )
+        chance = random.Random(zlib.crc32(seed.encode()))
+        request = Request(self._numbers, prompt, params, salt, priority, output, self._script(user), chance)
         if "!refuse" in user:
             output.queue.put_nowait(Response([], error="the request was refused by the executor"))
         elif len(prompt) >= (self.args.max_seq_len or 1 << 30):
@@ -106,7 +109,7 @@ class Executor:
         for request in [one for one in self._active if one.aborted] + [one for one in self._waiting if one.aborted]:
             self._abort(request)
         while self._waiting and len(self._active) + len(self._silent) < self.args.max_batch_size:
-            request = self._waiting.popleft()
+            request = self._next_waiting()
             request.read = self._cached(request)
             if not faults.current.no_cached_tokens:
                 request.output.cached_tokens = request.read
@@ -119,6 +122,13 @@ class Executor:
             else:
                 self._make(request)
         self._tell()
+
+    def _next_waiting(self) -> Request:
+        if self.args.scheduler_config.waiting_queue_policy == WaitingQueuePolicy.PRIORITY:
+            first = max(self._waiting, key=lambda request: request.priority)
+            self._waiting.remove(first)
+            return first
+        return self._waiting.popleft()
 
     def _abort(self, request: Request) -> None:
         if faults.current.hanging_abort:

@@ -77,7 +77,7 @@ class LLM:
                 "priority": priority,
             }
         )
-        return self._executor.submit(list(inputs), params, cache_salt, streaming=streaming)
+        return self._executor.submit(list(inputs), params, cache_salt, priority, streaming=streaming)
 
     def get_stats_async(self, timeout: float | None = 2) -> IterationResult | AsyncIterator[Any]:
         if faults.current.stats_not_implemented:

@@ -4,8 +4,10 @@ from tensorrt_llm.llmapi.llm_args import (
     CapacitySchedulerPolicy,
     KvCacheConfig,
     KvCacheRetentionConfig,
+    OlderSchedulerConfig,
     SchedulerConfig,
     TorchLlmArgs,
+    WaitingQueuePolicy,
 )
 from tensorrt_llm.outputs import CompletionOutput, RequestError, RequestOutput
 
@@ -14,8 +16,10 @@ __all__ = [
     "CompletionOutput",
     "KvCacheConfig",
     "KvCacheRetentionConfig",
+    "OlderSchedulerConfig",
     "RequestError",
     "RequestOutput",
     "SchedulerConfig",
     "TorchLlmArgs",
+    "WaitingQueuePolicy",
 ]

@@ -29,8 +29,21 @@ class CapacitySchedulerPolicy(StrEnum):
     GUARANTEED_NO_EVICT = "GUARANTEED_NO_EVICT"
 
 
+class WaitingQueuePolicy(StrEnum):
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+
+
 class SchedulerConfig(StrictBaseModel):
     capacity_scheduler_policy: CapacitySchedulerPolicy = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
+    waiting_queue_policy: WaitingQueuePolicy = WaitingQueuePolicy.FCFS
+
+
+class OlderSchedulerConfig(StrictBaseModel):
+    """A version that serves in order of arrival, whatever is asked for."""
+
+    capacity_scheduler_policy: CapacitySchedulerPolicy = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
+    waiting_queue_policy: Literal["fcfs"] = "fcfs"
 
 
 class TorchLlmArgs(StrictBaseModel):
