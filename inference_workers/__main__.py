@@ -69,7 +69,7 @@ async def _serve(settings: WorkerSettings, process: Process) -> Exit:
 
     def heartbeat(detail: str) -> None:
         process.turned(detail=detail)
-        metrics.take(asdict(engine.stats()))
+        metrics.take(asdict(engine.stats()) | {"unanswered_aborts": worker.unanswered_aborts})
 
     worker = Worker(
         log=log,

@@ -54,7 +54,9 @@ class Leases:
             whole=told.whole,
         )
 
-    def released(self) -> WorkerReleased:
+    def released(self, reason: str) -> WorkerReleased:
         """The end of the lease."""
         place = self._place
-        return WorkerReleased(pool=place.pool, instance=place.instance, inbox=place.inbox, epoch=place.epoch)
+        return WorkerReleased(
+            pool=place.pool, instance=place.instance, inbox=place.inbox, epoch=place.epoch, reason=reason
+        )

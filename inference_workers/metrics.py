@@ -16,12 +16,19 @@ GAUGES: Mapping[str, tuple[str, str, float]] = {
     "age_s": ("turnlog_worker_stats_age_seconds", "How old these numbers are.", 1.0),
 }
 """Member of the engine's stats -> name, help, and what one of it is in the unit of the name."""
-TOTALS: Mapping[str, tuple[str, str]] = {
+TOTALS: dict[str, tuple[str, str]] = {
     "prompt_tokens": ("turnlog_worker_prompt_tokens", "Prompt tokens since the engine started, cached ones included."),
     "cached_tokens": ("turnlog_worker_cached_tokens", "Of these, tokens whose work was in the cache."),
     "output_tokens": ("turnlog_worker_output_tokens", "Tokens generated since the engine started."),
     "preemptions": ("turnlog_worker_preemptions", "Times that a running generation lost its KV blocks to others."),
 }
+OWN: dict[str, tuple[str, str]] = {
+    "unanswered_aborts": (
+        "turnlog_worker_unanswered_aborts",
+        "Generations whose slot the engine did not give up when it was told to.",
+    ),
+}
+"""What the worker counts itself."""
 
 
 class EngineMetrics(Collector):
@@ -33,7 +40,7 @@ class EngineMetrics(Collector):
         registry.register(self)
 
     def take(self, stats: Mapping[str, float | None]) -> None:
-        """The engine's stats, by the names of their members; members without a metric are ignored."""
+        """The engine's stats and the worker's own, by the names of their members; others are ignored."""
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
@@ -45,7 +52,7 @@ class EngineMetrics(Collector):
                 gauge = GaugeMetricFamily(name, text, labels=LABELS)
                 gauge.add_metric(self._labels, value * unit)
                 yield gauge
-        for member, (name, text) in TOTALS.items():
+        for member, (name, text) in (TOTALS | OWN).items():
             value = stats.get(member)
             if value is not None:
                 total = CounterMetricFamily(name, text, labels=LABELS)

@@ -82,6 +82,8 @@ class Worker:
         self._heartbeat = heartbeat
         self._runs: dict[str, Run] = {}
         self._leaving: Exit | None = None
+        self.unanswered_aborts = 0
+        """Generations whose slot the engine did not give up in time when it was told to."""
         self._look = asyncio.Event()
         self._arrivals: asyncio.Queue[Batch | BaseException] = asyncio.Queue()
 
@@ -138,7 +140,7 @@ class Worker:
                 await self._watch(stop)
                 receiving.cancel()
             if self._leaving != "superseded":
-                self._append(self._leases.released())
+                self._append(self._leases.released(self._leaving or "drained"))
             with contextlib.suppress(LogError):  # what is lost here, the expiry of the lease makes good
                 await asyncio.to_thread(self._writer.flush, self._policy.hand_back_s)
         finally:
@@ -264,6 +266,7 @@ class Worker:
         self._look.set()
 
     def _stuck(self, generation_id: str) -> None:
+        self.unanswered_aborts += 1
         logger.error("engine_stuck", generation_id=generation_id)
         self._leaving = self._leaving or "engine_stuck"
         self._look.set()

@@ -38,6 +38,7 @@ from schemas.events import (
     ReplyStored,
     UsageRecorded,
     WorkerLeased,
+    WorkerReleased,
 )
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -98,6 +99,7 @@ _GREW: tuple[type[Event], ...] = (
     ReplyStored,
     UsageRecorded,
     WorkerLeased,
+    WorkerReleased,
 )
 """Events whose later versions have more members, all with defaults."""
 

@@ -268,7 +268,7 @@ _EVENTS: tuple[e.Event, ...] = (
         step_ms=14.2,
         prefixes="I0VniQ==",
     ),
-    e.WorkerReleased(pool=POOL, instance=INSTANCE, inbox=0, epoch=1043),
+    e.WorkerReleased(pool=POOL, instance=INSTANCE, inbox=0, epoch=1043, reason="drained"),
     e.GenerationFinished(
         pool=POOL,
         inbox=0,

@@ -61,15 +61,22 @@ class WorkerLeased(Event, frozen=True):
 
 
 class WorkerReleased(Event, frozen=True):
-    """A worker stops of its own will; what it still held goes to another one at once."""
+    """A worker stops of its own will; what it still held goes to another one at once.
+
+    Version 2 added `reason`.
+    """
 
     TOPIC = "workers"
     KEY = "pool"
+    VERSION = 2
 
     pool: str
     instance: str
     inbox: int
     epoch: int
+    reason: str = ""
+    """`drained`: it was told to. `engine_dead`, `engine_hung` (all of it fell silent), `engine_stuck` (it did not answer an
+    abort): its engine let it down."""
 
     def identity(self) -> str:
         return f"{self.instance}/released"

@@ -23,11 +23,19 @@ NUMBERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "turnlog_dispatch_attempts_lost_total": ("Attempts that came to nothing, by reason", ("pool", "reason")),
     "turnlog_dispatch_ends_total": ("Replies that ended by dispatch's word, by code", ("pool", "code")),
     "turnlog_dispatch_notices_total": ("Notices given to readers, by code", ("pool", "code")),
+    "turnlog_dispatch_workers_left_total": ("Workers that stopped of themselves, by reason", ("pool", "reason")),
 }
 """Names, help, labels. Totals count from the beginning of the process."""
 
-_COUNTED = {"attempt": "attempts_lost_total", "end": "ends_total", "notice": "notices_total"}
+_COUNTED = {
+    "attempt": "attempts_lost_total",
+    "end": "ends_total",
+    "notice": "notices_total",
+    "left": "workers_left_total",
+}
 """What a pool's tally counts -> name."""
+ENGINES_LEFT = ("engine_dead", "engine_hung", "engine_stuck")
+"""Reasons of workers that have to be seen the first time too: counted from 0 on."""
 
 Values = dict[tuple[str, ...], float]
 Say = Callable[[str, tuple[str, ...], float | None], None]
@@ -65,6 +73,8 @@ def _pool(pool: Pool, say: Say) -> None:
         say("slots_left", (pool.name, model), sum(map(slots_left, alive)))
     for model, hold_ms in pool.hold_ms.items():
         say("service_seconds", (pool.name, model), hold_ms / 1000)
+    for reason in ENGINES_LEFT:
+        say("workers_left_total", (pool.name, reason), 0)
     for (what, why), times in pool.tally.items():
         say(_COUNTED[what], (pool.name, why), times)
 

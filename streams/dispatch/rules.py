@@ -237,7 +237,10 @@ def _prefixes(worker: Worker, event: WorkerLeased) -> frozenset[int]:
 
 def _released(round_: Round, event: WorkerReleased) -> None:
     worker = round_.workers.get(event.inbox)
-    if worker is None or worker.epoch != event.epoch or worker.released:
+    if worker is None or worker.epoch != event.epoch:
+        return
+    round_.count("left", event.reason or "drained")
+    if worker.released:
         return
     for request in round_.held_by(worker):
         _again(round_, request, "handed_over", returned=True)

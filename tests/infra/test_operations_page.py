@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from deployment import Deployment
 
+from inference_workers.metrics import GAUGES, OWN, TOTALS
 from infra.worker_plan import planned_workers
 from schemas.models import parse_models
 from schemas.topics import PARKED
 from streams.dispatch import rules
+from streams.dispatch.numbers import ENGINES_LEFT, NUMBERS
 from streams.log.kafka import KafkaLog
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +43,16 @@ def test_every_reason_of_a_death_is_on_the_page_and_in_its_alarm() -> None:
     assert found is not None
     assert set(found[1].split("|")) == deaths
     assert all(f"| `{reason}` |" in OPERATIONS for reason in deaths | {rules.STALLED, *rules.NO_ROOM})
+
+
+def test_the_alarms_of_dispatch_and_workers_name_metrics_that_there_are() -> None:
+    served = {*NUMBERS, *(name for name, _, _ in GAUGES.values())}
+    served |= {f"{name}_total" for name, _ in (TOTALS | OWN).values()}
+    section = OPERATIONS[OPERATIONS.index("**What to alarm on:**") : OPERATIONS.index("### Why replies begin again")]
+    named = set(re.findall(r"turnlog_(?:dispatch|worker)_[a-z_]+", section))
+    assert named
+    assert named <= served
+    assert f'workers_left_total{{reason="{ENGINES_LEFT[-1]}"}}' in section
 
 
 @pytest.mark.servers

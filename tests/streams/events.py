@@ -153,8 +153,8 @@ def leased(inbox: int = 0, epoch: int = 0, **given: Any) -> WorkerLeased:
     return WorkerLeased(**(members | given))
 
 
-def released(inbox: int = 0, epoch: int = 0) -> WorkerReleased:
-    return WorkerReleased(pool="default", instance=f"i{inbox}", inbox=inbox, epoch=epoch)
+def released(inbox: int = 0, epoch: int = 0, reason: str = "") -> WorkerReleased:
+    return WorkerReleased(pool="default", instance=f"i{inbox}", inbox=inbox, epoch=epoch, reason=reason)
 
 
 def finished(number: int, attempt: int = 1, inbox: int = 0, epoch: int = 0, **given: Any) -> GenerationFinished:

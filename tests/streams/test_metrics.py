@@ -12,7 +12,7 @@ from streams.dispatch.numbers import NUMBERS
 from streams.dispatch.step import Dispatch
 from streams.metrics import Numbers
 from tests.streams.driver import NUMBER, Driver
-from tests.streams.events import MODEL, admitted, finished, gen_cancelled, leased, registered
+from tests.streams.events import MODEL, admitted, finished, gen_cancelled, leased, registered, released
 
 
 def test_numbers_with_labels_and_without_are_served_together_and_leave_with_what_they_were_of() -> None:
@@ -105,3 +105,20 @@ def test_lost_attempts_ends_and_notices_are_counted() -> None:
     served.dispatch.revoked(NUMBER)
     assert served.value("ends_total", code="cancelled") is None
     assert served.in_model("stage", "free") is None
+
+
+def test_workers_that_leave_are_counted_by_reason_and_those_that_engines_let_down_from_zero_on() -> None:
+    served = Served(Limits())
+    served.drive.take(registered(0), registered(1), registered(2), admitted(1))
+    assert served.value("workers_left_total", reason="engine_stuck") == 0
+    served.drive.take(released(0, reason="engine_stuck"), released(1, epoch=1, reason="drained"))
+    served.drive.take(released(2, epoch=0, reason="engine_stuck"))
+    assert served.value("workers_left_total", reason="engine_stuck") == 1, "an older lease says nothing"
+    assert served.value("workers_left_total", reason="drained") == 1
+
+
+def test_a_worker_whose_engine_died_is_counted_also_when_its_replies_said_so_before() -> None:
+    served = Served(Limits())
+    served.drive.take(registered(0), admitted(1))
+    served.drive.take(finished(1, status=None, returned=True, reason="engine_dead"), released(0, reason="engine_dead"))
+    assert served.value("workers_left_total", reason="engine_dead") == 1

@@ -29,7 +29,7 @@ def test_the_newest_stats_are_served_with_pool_and_model() -> None:
     metrics = EngineMetrics("gpu", "large", registry)
     assert list(registry.collect()) == []
     metrics.take(asdict(STATS))
-    metrics.take(asdict(msgspec.structs.replace(STATS, active=4)))
+    metrics.take(asdict(msgspec.structs.replace(STATS, active=4)) | {"unanswered_aborts": 0})
 
     def value(name: str) -> float | None:
         return registry.get_sample_value(f"turnlog_worker_{name}", LABELS)
@@ -37,6 +37,7 @@ def test_the_newest_stats_are_served_with_pool_and_model() -> None:
     assert (value("running"), value("waiting"), value("kv_tokens_used")) == (4, 2, 500)
     assert (value("prompt_tokens_total"), value("cached_tokens_total"), value("output_tokens_total")) == (900, 400, 70)
     assert (value("preemptions_total"), value("step_seconds")) == (1, 0.0125)
+    assert value("unanswered_aborts_total") == 0, "told from the start, so that the first one is an increase"
 
 
 def test_what_an_engine_does_not_say_is_not_there() -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from inference_workers.engine import Engine, EngineStats, GenerationRequest
@@ -72,7 +73,7 @@ class Bench:
     async def start(self) -> None:
         await self.engine.start()
         before = len(self.of(WorkerRegistered))
-        worker = Worker(
+        self.worker = worker = Worker(
             log=self.log,
             engine=self.engine,
             pool="default",
@@ -415,7 +416,8 @@ async def test_an_engine_that_has_fallen_silent_altogether_is_left_at_once(bench
     assert await asyncio.wait_for(bench.task, WITHIN_S) == "engine_hung"
     told = [bench.finished(name) for name in ("one", "two", "new")]
     assert {(one.returned, one.reason) for one in told if one} == {(True, "engine_stuck")}
-    assert len(bench.of(WorkerReleased)) == 1
+    assert [event.reason for event in bench.of(WorkerReleased)] == ["engine_hung"]
+    assert bench.worker.unanswered_aborts == 0
 
 
 async def test_a_lease_tells_what_the_engine_has_cached(benches: list[Bench]) -> None:
@@ -579,6 +581,24 @@ async def test_an_engine_that_ignores_a_cancel_does_not_delay_the_end_and_is_rep
     assert end.status == "cancelled"
     assert end.ended_at_ms - asked_ms < 400
     assert await asyncio.wait_for(bench.task, WITHIN_S) == "engine_stuck"
+    assert bench.worker.unanswered_aborts == 1
+    assert [event.reason for event in bench.of(WorkerReleased)] == ["engine_stuck"]
+
+
+async def test_an_engine_that_ignores_a_cancel_lets_the_others_finish_and_the_rest_is_handed_over(
+    benches: list[Bench],
+) -> None:
+    settings = SimulatedSettings(slots=4, output_tokens_mean=50_000, faults=Faults(ignore_abort=True))
+    policy = msgspec.structs.replace(POLICY, grace_s=0.2)
+    bench = await start(benches, SimulatedEngine(settings, RealClock(1)), policy=policy)
+    bench.request("r", "tell me", max_tokens=5000)
+    bench.request("other", "tell me more", max_tokens=5000)
+    await bench.until(lambda: bool(bench.pieces("r")) and bool(bench.pieces("other")))
+    bench.cancel("r")
+    assert await asyncio.wait_for(bench.task, WITHIN_S) == "engine_stuck"
+    told = bench.finished("other")
+    assert told is not None
+    assert (told.returned, told.reason) == (True, "handed_back"), "no death: nothing speaks against the reply"
 
 
 async def test_told_to_stop_it_lets_running_replies_finish(benches: list[Bench]) -> None:
@@ -595,7 +615,9 @@ async def test_told_to_stop_it_lets_running_replies_finish(benches: list[Bench])
     assert late is not None
     assert late.returned
     assert len(bench.of(WorkerReleased)) == 1
-    assert isinstance(bench.log.events("workers")[-1], WorkerReleased)
+    released = bench.log.events("workers")[-1]
+    assert isinstance(released, WorkerReleased)
+    assert released.reason == "drained"
 
 
 async def test_what_does_not_finish_within_the_grace_is_handed_back(benches: list[Bench]) -> None:
