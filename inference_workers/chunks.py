@@ -38,6 +38,7 @@ class ChunkStream:
         "_done",
         "_error",
         "_finish",
+        "_heard",
         "_text",
         "_tokens",
         "_waiter",
@@ -54,6 +55,7 @@ class ChunkStream:
         self.counted = True
         self._close = close
         self._closing: asyncio.Task[None] | None = None
+        self._heard = 0
         self._text: list[str] = []
         self._tokens = 0
         self._finish: Finish | None = None
@@ -75,6 +77,15 @@ class ChunkStream:
     def open(self) -> bool:
         """Whether more may be fed."""
         return self._finish is None and self._error is None and not self._done
+
+    def unheard(self, total: int) -> int:
+        """Of the `total` tokens that the engine says it has made, how many it had not told before.
+
+        Engines tell some tokens again: each counts once, whatever they say is new.
+        """
+        fresh = max(0, total - self._heard)
+        self._heard += fresh
+        return fresh
 
     def feed(self, text: str, tokens: int, finish: Finish | None = None) -> None:
         """More text. Nothing may follow a `finish`."""

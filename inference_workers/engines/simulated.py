@@ -2,7 +2,8 @@
 
 It lives in real time, at any speed, or in virtual time. What a prompt can ask is in `engines.simulated_request`, the
 servers that it can be in `engines.simulated_presets`. What a real engine's diffs get wrong, the reading end has to
-put right: it keeps its own position, so a repeated diff counts once, and assembles characters from bytes.
+put right: it keeps its own position (`ChunkStream.unheard`, which other engines read by too), so a repeated diff counts
+once, and it assembles characters from bytes.
 """
 
 import asyncio
@@ -177,7 +178,7 @@ class SimulatedEngine:
     def _read(self, sequence_id: str, position: int) -> None:
         """The token at this position of a sequence has come."""
         reading = self._readings.get(sequence_id)
-        if reading is None or position < reading.stream.output_tokens:
+        if reading is None or not reading.stream.unheard(position + 1):
             return
         stream, given = reading.stream, position + 1
         self._output_tokens += 1

@@ -53,7 +53,8 @@ class Running:
     def step(self, output: Any) -> Step:
         """What the output holds now that it did not hold before: copied, for it changes with the next wait."""
         stream, completion = self.stream, output.outputs[0]
-        new = list(completion.token_ids or ())[len(stream.token_ids) :]
+        ids = list(completion.token_ids or ())
+        new = ids[len(ids) - stream.unheard(len(ids)) :]
         stream.token_ids += new
         cached = getattr(output, "cached_tokens", None)
         if isinstance(cached, int):

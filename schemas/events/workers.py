@@ -75,8 +75,8 @@ class WorkerReleased(Event, frozen=True):
     inbox: int
     epoch: int
     reason: str = ""
-    """`drained`: it was told to. `engine_dead`, `engine_hung` (all of it fell silent), `engine_stuck` (it did not answer an
-    abort): its engine let it down."""
+    """`drained`: it was told to. `engine_dead`, `engine_hung` (all of it fell silent), `engine_stuck` (an abort was not
+    answered): its engine let it down."""
 
     def identity(self) -> str:
         return f"{self.instance}/released"

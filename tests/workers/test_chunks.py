@@ -1,5 +1,8 @@
 """What an engine has fed and counted is read, also after the generation was closed."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from inference_workers.chunks import ChunkStream
 
 
@@ -16,3 +19,9 @@ async def test_what_was_fed_before_a_close_is_read_after_it() -> None:
     chunks = [chunk async for chunk in stream]
     assert [(chunk.text, chunk.tokens, chunk.finish) for chunk in chunks] == [("one two", 2, None)]
     assert stream.usage.output_tokens == 2
+
+
+@given(st.lists(st.integers(min_value=0, max_value=50)))
+def test_tokens_that_an_engine_tells_again_count_once(totals: list[int]) -> None:
+    stream = ChunkStream(_nothing)
+    assert sum(stream.unheard(total) for total in totals) == max(totals, default=0)

@@ -167,7 +167,7 @@ async def test_closing_before_the_first_token_leaves_the_next_request_unharmed(e
     assert text(await read(engine.generate(ask(max_tokens=5)))) == undisturbed
 
 
-async def test_no_more_than_its_slots_run_and_the_others_follow_in_order(engine: Engine) -> None:
+async def test_no_more_than_its_slots_run_and_the_others_follow(engine: Engine) -> None:
     generations = [engine.generate(ask(max_tokens=3)) for _ in range(5)]
     assert engine.stats().active <= SLOTS
     assert engine.stats().queued >= 5 - SLOTS
@@ -181,6 +181,26 @@ async def test_no_more_than_its_slots_run_and_the_others_follow_in_order(engine:
     assert set(await asyncio.gather(*(wait(index) for index in range(5)))) == {"length"}
     assert set(ended[:SLOTS]) == set(range(SLOTS))
     assert engine.stats().active == engine.stats().queued == 0
+
+
+async def test_those_that_wait_begin_in_the_order_in_which_they_came(engine: Engine) -> None:
+    running = [engine.generate(ask(max_tokens=400)) for _ in range(SLOTS)]
+    waiting = [engine.generate(ask(max_tokens=3)) for _ in range(4)]
+    began: list[int] = []
+    ended: list[int] = []
+
+    async def follow(index: int) -> None:
+        await first(waiting[index])
+        began.append(index)
+        await read(waiting[index])
+        ended.append(index)
+
+    following = asyncio.gather(*(follow(index) for index in reversed(range(4))))
+    await first(running[0])
+    await closed(running[0])  # one slot for all of them: the other one is still taken
+    await following
+    assert began == ended == [0, 1, 2, 3]
+    await closed(running[1])
 
 
 async def test_a_queued_generation_that_is_closed_never_runs(engine: Engine) -> None:

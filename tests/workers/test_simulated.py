@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from inference_workers.chunks import ChunkStream
 from inference_workers.engine import Chunk, ContextTooLong, EngineDead, GenerationRequest
 from inference_workers.engines.clock import VirtualClock
 from inference_workers.engines.simulated import SimulatedEngine
@@ -92,20 +93,31 @@ async def test_load_slows_decoding_down() -> None:
     assert 1.4 < await duration(4) / await duration(1) < 1.8
 
 
+async def said(faults: Faults) -> tuple[str, int]:
+    """Text and tokens of one answer."""
+    clock = VirtualClock()
+    engine = await started(clock, faults=faults, output_tokens_mean=30)
+    got: list[Chunk] = []
+    task = asyncio.ensure_future(read(engine, ask("a", max_tokens=4000), got))
+    await elapsed(clock, task.done)
+    assert got[-1].finish == "stop"
+    await engine.shutdown(0)
+    return "".join(chunk.text for chunk in got), sum(chunk.tokens for chunk in got)
+
+
 @pytest.mark.parametrize("faults", [Faults(duplicate_diff=True), Faults(split_utf8=True)])
 async def test_repeated_diffs_and_split_characters_change_nothing_that_is_seen(faults: Faults) -> None:
-    texts: list[str] = []
-    for chosen in (Faults(), faults):
-        clock = VirtualClock()
-        engine = await started(clock, faults=chosen, output_tokens_mean=30)
-        got: list[Chunk] = []
-        task = asyncio.ensure_future(read(engine, ask("a", max_tokens=4000), got))
-        await elapsed(clock, task.done)
-        texts.append("".join(chunk.text for chunk in got))
-        assert got[-1].finish == "stop"
-        await engine.shutdown(0)
-    assert texts[0] == texts[1]
-    assert "\ufffd" not in texts[0]
+    undisturbed, tokens = await said(Faults())
+    assert await said(faults) == (undisturbed, tokens)
+    assert "\ufffd" not in undisturbed
+
+
+async def test_without_the_reading_ends_position_a_repeated_diff_is_said_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed, tokens = await said(Faults())
+    monkeypatch.setattr(ChunkStream, "unheard", lambda _stream, _total: 1)
+    text, counted = await said(Faults(duplicate_diff=True))
+    assert counted > tokens
+    assert text != undisturbed
 
 
 async def test_a_hang_holds_its_slot_until_it_is_closed_and_others_go_on() -> None:

@@ -570,6 +570,20 @@ async def test_a_dead_engine_hands_its_replies_back_and_ends_the_worker(benches:
     assert len(bench.of(WorkerReleased)) == 1
 
 
+async def test_an_engine_that_repeats_its_diffs_says_and_counts_nothing_twice_in_the_log(benches: list[Bench]) -> None:
+    told = []
+    for faults in (Faults(), Faults(duplicate_diff=True)):
+        settings = SimulatedSettings(slots=4, output_tokens_mean=50, faults=faults)
+        bench = Bench(MemoryLog(), SimulatedEngine(settings, RealClock(20)))
+        benches.append(bench)
+        await bench.start()
+        bench.request("r", "tell me", max_tokens=40)
+        end = await bench.ended("r")
+        told.append((bench.text("r"), end.usage, end.text_digest, sum(piece.tokens for piece in bench.pieces("r"))))
+    assert told[0] == told[1]
+    assert told[0][0]
+
+
 async def test_an_engine_that_ignores_a_cancel_does_not_delay_the_end_and_is_replaced(benches: list[Bench]) -> None:
     settings = SimulatedSettings(slots=4, output_tokens_mean=50_000, faults=Faults(ignore_abort=True))
     bench = await start(benches, SimulatedEngine(settings, RealClock(1)))
