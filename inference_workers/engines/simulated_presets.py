@@ -1,16 +1,24 @@
 """Servers that the simulated engine can be.
 
-`small` is a server that suits a laptop's tests. The others are Llama 3.1 in FP8 on H100 SXM 80 GB, and reproduce the
+`small` is a server that suits a laptop's tests. `llama-…` are Llama 3.1 in FP8 on H100 SXM 80 GB, and reproduce the
 throughput that NVIDIA has published for TensorRT-LLM 0.17 (docs/source/performance/perf-overview.md of the release,
 "Throughput Measurements": column "H100 80GB HBM3", precision FP8). There, requests of one length (ISL, OSL) are all
 sent at once, by `trtllm-bench throughput` with the scheduling policy "guaranteed no evict"; the figure is output
 tokens a second over the whole run. `measured` runs the model in the same way, with the same numbers of requests.
 
-How a preset was made: `token_s` is the size of the weights (8.0 and 70.6 GB at a byte each, divided among the GPUs)
+How these were made: `token_s` is the size of the weights (8.0 and 70.6 GB at a byte each, divided among the GPUs)
 over the memory bandwidth (3.35 TB/s); the other rates, and the KV tokens within what the memory leaves beside the
 weights (64 KiB and 160 KiB a token in FP8), were fitted to the nine figures. `error` is the largest deviation from
 any of them. They describe throughput under full load. Latency under low load was not fitted, and `start_s` is an
 assumption: about what loading and warming up take from a local disk.
+
+`opt-13b-a100` is the server of vLLM's paper (Kwon et al., SOSP 2023): OPT-13B in 16 bits on an A100 with 40 GB. From
+its table 1: 26 GB of weights, 12 GB for the KV cache, 15.7 thousand tokens (800 KiB each: 2 x 40 layers x 5,120 x 2
+bytes). `token_s` and `kv_token_s` are these over the memory bandwidth (1,555 GB/s); `prefill_tokens_per_s` is half of
+the 312 TFLOP/s over 26 GFLOP a token; a prompt is read in one step. The paper gives no throughput that could be fitted,
+but how many requests were in the batch, on average, at 2 a second of ShareGPT's lengths (figure 13a, `batched`): 7.00
+with the longest length reserved, which follows from the memory alone, and 30.42 with pages, to which the time that a
+step takes beside reading memory was fitted (`step_overhead_s` is an assumption, `sequence_s` the rest).
 """
 
 from typing import Literal
@@ -18,9 +26,9 @@ from typing import Literal
 import msgspec
 
 from inference_workers.engines.sequences import Sequence
-from inference_workers.engines.simulation import Batch, SimulatedSettings
+from inference_workers.engines.simulation import Batch, Reserve, SimulatedSettings
 
-PresetName = Literal["small", "llama-3-8b-h100", "llama-3-70b-4xh100", "llama-3-70b-8xh100"]
+PresetName = Literal["small", "llama-3-8b-h100", "llama-3-70b-4xh100", "llama-3-70b-8xh100", "opt-13b-a100"]
 
 SLOTS = 2048
 """TensorRT-LLM's default for the largest batch, with which the figures were reproduced."""
@@ -48,6 +56,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     server: SimulatedSettings
     published: dict[Lengths, float] = {}
     """Output tokens a second."""
+    batched: dict[Reserve, float] = {}
+    """Requests in the batch, on average, by what is reserved."""
     error: float = 0.0
     """The largest deviation of the model, as a share of the published figure."""
 
@@ -147,6 +157,22 @@ PRESETS: dict[PresetName, Preset] = {
             (20_000, 2_000): 1_512.6,
         },
         error=0.05,
+    ),
+    "opt-13b-a100": Preset(
+        server=SimulatedSettings(
+            context_tokens=2_048,
+            kv_tokens=15_700,
+            block_tokens=16,
+            prefill_tokens_per_s=6_000.0,
+            prefill_chunk_tokens=2_560,
+            step_overhead_s=0.005,
+            token_s=0.0167,
+            sequence_s=405e-6,
+            kv_token_s=527e-9,
+            start_s=90.0,
+        ),
+        batched={"context": 7.0, "nothing": 30.42},
+        error=0.02,
     ),
 }
 """The presets by name."""

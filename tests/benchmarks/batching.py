@@ -3,34 +3,36 @@
     turnlog bench batching [--trace azure.csv] [--prefixes mooncake.jsonl] [--requests N] [--write]
 
 The same requests go through the model of one server (`inference_workers.engines.simulation`) in each of its modes, at
-rates that grow. As in Orca (Yu et al., OSDI 2022) and vLLM (Kwon et al., SOSP 2023) the latency is normalised: a
-request's seconds from its arrival to its last token, over its output tokens. Nothing of the product runs.
+rates that grow: through a server of today, and through the one that vLLM's paper measured, with its lengths. Nothing of
+the product runs.
 """
 
 import argparse
-import math
 import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from inference_workers.engines.kv_blocks import Chain, Run, chain
-from inference_workers.engines.sequences import Sequence
-from inference_workers.engines.simulated_presets import PRESETS, REQUESTS, measured
-from inference_workers.engines.simulation import Batch, SimulatedSettings
+from inference_workers.engines.simulated_presets import PRESETS, REQUESTS, PresetName, measured
+from inference_workers.engines.simulation import SimulatedSettings
 from tests.benchmarks import pictures, report, traffic
+from tests.benchmarks.served import LIMIT_S, Outcome, compared, simulate
 from tests.benchmarks.traffic import Arrival
-
-LIMIT_S = 0.1
-"""Seconds a token, on average over the requests: the latency at which the modes are compared."""
 
 ITERATION_TARGET = 2.0
 """Throughput at that latency, over that of request-level batching. Orca's paper has 36.9 for GPT-3 175B."""
 
 PAGED_TARGET = 1.5
-"""The same over iteration-level with reserved KV. vLLM's paper has 2.7 to 8 over Orca that reserves the longest."""
+"""The same over iteration-level with reserved KV."""
+
+PAPER: PresetName = "opt-13b-a100"
+"""The server of vLLM's paper (Kwon et al., SOSP 2023)."""
+PAPER_TARGET = 2.7
+"""The same on that server. The paper has 2.7 to 8 over Orca that reserves the longest, for OPT of 13B to 175B."""
+PAPER_REQUESTS, PAPER_RATE = 7_200, 2.0
+"""How many the paper sent in the run whose batches it tells, and how many a second."""
+PAPER_RATES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.5)
 
 SLOTS = 512
 SEED = 1
@@ -49,136 +51,21 @@ MODES: dict[str, dict[str, object]] = {
 REQUEST_LEVEL, RESERVED, PAGED = MODES
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of the model."""
-
-    rate: float
-    latency_s: float
-    """Mean of the normalised latencies."""
-    first_s: float
-    """Median time to the first token."""
-    tokens_per_s: float
-    active: float
-    """Sequences in the batch, on average over the steps."""
-    cached: float
-    """Share of the prompt tokens that were not read."""
-    preemptions: int
-
-
-def server(mode: dict[str, object], chosen: argparse.Namespace) -> SimulatedSettings:
+def server(mode: dict[str, object], preset: PresetName, context: int) -> SimulatedSettings:
     """The modelled server in this mode."""
-    fixed = {"slots": SLOTS, "context_tokens": chosen.context, "jitter": 0.0, "seed": SEED}
-    return msgspec.structs.replace(PRESETS[chosen.preset].server, **fixed, **mode)
+    fixed = {"slots": SLOTS, "context_tokens": context, "jitter": 0.0, "seed": SEED}
+    return msgspec.structs.replace(PRESETS[preset].server, **fixed, **mode)
 
 
-def simulate(settings: SimulatedSettings, arrivals: list[Arrival], rate: float) -> Outcome:
-    """All requests through the model, until the last has ended."""
-    batch = Batch(settings)
-    known = {str(number): arrival for number, arrival in enumerate(arrivals)}
-    coming = iter(known.items())
-    following = next(coming, None)
-    now_s = 0.0
-    first_s: dict[str, float] = {}
-    latencies: list[float] = []
-    ended: list[Sequence] = []
-    active: list[int] = []
-    cached = 0
-    while following is not None or batch.waiting or batch.running:
-        while following is not None and following[1].at_s <= now_s:
-            batch.add(_sequence(*following, settings))
-            following = next(coming, None)
-        step = batch.step()
-        if step is None:
-            if following is None:
-                raise RuntimeError("the model stands still")
-            now_s = following[1].at_s
-            continue
-        now_s += step.duration_s
-        active.append(batch.active)
-        for sequence in step.produced:
-            if sequence.given == 1:
-                first_s[sequence.id] = now_s - known[sequence.id].at_s
-            if sequence.given == sequence.length:
-                batch.remove(sequence.id)
-                ended.append(sequence)
-        if settings.batching == "request" and batch.running:
-            continue  # answers are returned when the batch has ended
-        for sequence in ended:
-            latencies.append((now_s - known[sequence.id].at_s) / sequence.length)
-            cached += sequence.cached
-        ended.clear()
-    return Outcome(
-        rate=rate,
-        latency_s=statistics.fmean(latencies),
-        first_s=statistics.median(first_s.values()),
-        tokens_per_s=sum(arrival.output_tokens for arrival in arrivals) / now_s,
-        active=statistics.fmean(active),
-        cached=cached / sum(arrival.prompt_tokens for arrival in arrivals),
-        preemptions=batch.preemptions,
-    )
+def of_the_paper(mode: str) -> SimulatedSettings:
+    """The server of vLLM's paper."""
+    return server(MODES[mode], PAPER, PRESETS[PAPER].server.context_tokens)
 
 
-def _sequence(name: str, arrival: Arrival, settings: SimulatedSettings) -> Sequence:
-    prompt = Chain((), ())
-    if arrival.prefix and settings.prefix_cache:
-        left, runs = arrival.prompt_tokens, []
-        for number in arrival.prefix:
-            runs.append(Run(name=number, length=min(left, traffic.PREFIX_BLOCK_TOKENS)))
-            left -= runs[-1].length
-        prompt = chain([run for run in runs if run.length], settings.block_tokens, 0)
-    return Sequence(
-        id=name,
-        prompt_tokens=arrival.prompt_tokens,
-        prompt=prompt,
-        length=arrival.output_tokens,
-        limit=arrival.output_tokens,
-    )
-
-
-def curve(run: Callable[[float], Outcome], rates: tuple[float, ...]) -> list[Outcome]:
-    """Runs of growing rates, up to the first far beyond the limit."""
-    outcomes: list[Outcome] = []
-    for rate in rates:
-        outcomes.append(run(rate))
-        if outcomes[-1].latency_s > 10 * LIMIT_S:
-            break
-    return outcomes
-
-
-def most(run: Callable[[float], Outcome], outcomes: list[Outcome]) -> Outcome:
-    """The run of the highest rate whose latency is within the limit, to 2 %, begun from a curve.
-
-    The first run of the curve, if that is not within it; its last, if all are.
-    """
-    beyond = next((n for n, outcome in enumerate(outcomes) if outcome.latency_s > LIMIT_S), len(outcomes))
-    best = outcomes[max(0, beyond - 1)]
-    if beyond in (0, len(outcomes)):
-        return best
-    high = outcomes[beyond].rate
-    while high / best.rate > 1.02:
-        outcome = run(math.sqrt(best.rate * high))
-        if outcome.latency_s <= LIMIT_S:
-            best = outcome
-        else:
-            high = outcome.rate
-    return best
-
-
-def compared(
-    arrivals: list[Arrival], modes: dict[str, SimulatedSettings], rates: tuple[float, ...]
-) -> tuple[dict[str, Outcome], dict[str, list[Outcome]]]:
-    """For each mode its best run within the limit, and its curve."""
-    best: dict[str, Outcome] = {}
-    curves: dict[str, list[Outcome]] = {}
-    for name, settings in modes.items():
-
-        def run(rate: float, settings: SimulatedSettings = settings) -> Outcome:
-            return simulate(settings, traffic.at_rate(arrivals, rate), rate)
-
-        curves[name] = curve(run, rates)
-        best[name] = most(run, curves[name])
-        print(f"{name}: {best[name].rate:.2f} requests a second", file=sys.stderr)
-    return best, curves
+def batched(mode: str) -> Outcome:
+    """The run whose batches vLLM's paper tells, in the model."""
+    arrivals = traffic.sharegpt(PAPER_REQUESTS, SEED)
+    return simulate(of_the_paper(mode), traffic.at_rate(arrivals, PAPER_RATE), PAPER_RATE)
 
 
 def row(name: str, outcome: Outcome) -> tuple[str, ...]:
@@ -210,17 +97,31 @@ def calibration() -> report.Table:
     return report.Table("Presets beside the published throughput", columns, tuple(rows))
 
 
+def paper_calibration() -> report.Table:
+    """How many requests are in the batch of the paper's server beside what it has published."""
+    rows = []
+    for mode, reserve in ((RESERVED, "context"), (PAGED, "nothing")):
+        published, modelled = PRESETS[PAPER].batched[reserve], batched(mode).active
+        rows.append((mode, f"{published:.2f}", f"{modelled:.2f}", f"{modelled / published - 1:+.1%}"))
+    columns = ("mode", "vLLM's paper, figure 13a", "model", "deviation")
+    return report.Table(f"Preset {PAPER}: requests in the batch at {PAPER_RATE:g} a second", columns, tuple(rows))
+
+
 def measure(chosen: argparse.Namespace) -> report.Result:
     """All runs."""
     alone = traffic.azure(chosen.trace) if chosen.trace else traffic.chats(chosen.requests, SEED)
     turns = traffic.mooncake(chosen.prefixes) if chosen.prefixes else traffic.conversations(chosen.requests, SEED)
     fitting = [one for one in alone if one.prompt_tokens + one.output_tokens <= chosen.context]
     alone, turns = fitting[: chosen.requests], turns[: chosen.requests]
-    best, curves = compared(alone, {name: server(mode, chosen) for name, mode in MODES.items()}, RATES)
+    best, curves = compared(
+        alone, {name: server(mode, chosen.preset, chosen.context) for name, mode in MODES.items()}, RATES
+    )
     longest = max(chosen.context, *(arrival.prompt_tokens + arrival.output_tokens for arrival in turns))
-    paged = msgspec.structs.replace(server(MODES[PAGED], chosen), context_tokens=longest)
+    paged = server(MODES[PAGED], chosen.preset, longest)
     cache = {"paged, no prefix cache": paged, "paged, prefix cache": msgspec.structs.replace(paged, prefix_cache=True)}
     shared, _ = compared(turns, cache, PREFIX_RATES)
+    asked = traffic.sharegpt(PAPER_REQUESTS, SEED)
+    paper, _ = compared(asked, {mode: of_the_paper(mode) for mode in MODES}, PAPER_RATES)
     if chosen.write:
         points = {name: [(one.rate, one.latency_s) for one in outcomes] for name, outcomes in curves.items()}
         pictures.write("batching", drawn(points))
@@ -229,8 +130,10 @@ def measure(chosen: argparse.Namespace) -> report.Result:
         "iteration_over_request": best[RESERVED].tokens_per_s / best[REQUEST_LEVEL].tokens_per_s,
         "paged_over_reserved": best[PAGED].tokens_per_s / best[RESERVED].tokens_per_s,
         "prefix_cache_over_none": on.tokens_per_s / off.tokens_per_s,
+        "paged_over_reserved_of_the_paper": paper[PAGED].tokens_per_s / paper[RESERVED].tokens_per_s,
     }
     figures |= {f"{name}: requests/s": outcome.rate for name, outcome in (best | shared).items()}
+    figures |= {f"{PAPER}, {name}: requests/s": outcome.rate for name, outcome in paper.items()}
     tables = [
         report.Table(f"Most within {LIMIT_S:g} s a token", COLUMNS, tuple(row(*item) for item in best.items())),
         report.Table(
@@ -238,15 +141,24 @@ def measure(chosen: argparse.Namespace) -> report.Result:
             COLUMNS,
             tuple(row(*item) for item in shared.items()),
         ),
+        report.Table(
+            f"The server of vLLM's paper, most within {LIMIT_S:g} s a token",
+            COLUMNS,
+            tuple(row(*item) for item in paper.items()),
+        ),
+        paper_calibration(),
         calibration(),
     ]
     iteration, paging = figures["iteration_over_request"], figures["paged_over_reserved"]
+    in_paper = figures["paged_over_reserved_of_the_paper"]
     reached = {
         f"iteration-level gives {ITERATION_TARGET:g} times request-level's throughput ({iteration:.1f})": iteration
         >= ITERATION_TARGET,
         f"paged gives {PAGED_TARGET:g} times reserved's throughput ({paging:.1f})": paging >= PAGED_TARGET,
+        f"the same on the paper's server: {PAPER_TARGET:g} times, its lowest ({in_paper:.1f})": in_paper
+        >= PAPER_TARGET,
     }
-    return report.result("batching", how(chosen, alone, turns), tables, figures, reached)
+    return report.result("batching", how(chosen, alone, turns, asked), tables, figures, reached)
 
 
 def drawn(points: dict[str, list[pictures.Point]]) -> str:
@@ -261,7 +173,7 @@ def drawn(points: dict[str, list[pictures.Point]]) -> str:
     )
 
 
-def how(chosen: argparse.Namespace, alone: list[Arrival], turns: list[Arrival]) -> str:
+def how(chosen: argparse.Namespace, alone: list[Arrival], turns: list[Arrival], asked: list[Arrival]) -> str:
     """What was run."""
 
     def said(arrivals: list[Arrival]) -> str:
@@ -274,7 +186,8 @@ def how(chosen: argparse.Namespace, alone: list[Arrival], turns: list[Arrival]) 
     return f"""The model alone, in virtual time: preset {chosen.preset}, at most {SLOTS} sequences in a batch and
         {chosen.context:,} tokens in one, which is what reserved KV reserves. {first} ({said(alone)}), then, for the
         prefix cache, {second} ({said(turns)}); the rhythm is the trace's, faster or slower. Request-level returns its
-        answers when the batch has ended."""
+        answers when the batch has ended. Then preset {PAPER} with {PRESETS[PAPER].server.context_tokens:,} tokens in a
+        sequence, and lengths by chance with the paper's means ({said(asked)}), by a Poisson process as there."""
 
 
 def main() -> int:
@@ -285,7 +198,9 @@ def main() -> int:
         "--prefixes", type=Path, help="JSON lines with timestamp, input_length, output_length, hash_ids"
     )
     parser.add_argument("--requests", type=int, default=8_000, help="how many of each, at most")
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="llama-3-8b-h100", help="the server")
+    parser.add_argument(
+        "--preset", choices=sorted(set(PRESETS) - {PAPER}), default="llama-3-8b-h100", help="the server"
+    )
     parser.add_argument(
         "--context", type=int, default=16_384, help="tokens of the longest sequence; longer ones are left out"
     )

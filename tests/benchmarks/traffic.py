@@ -58,6 +58,19 @@ def chats(count: int, seed: int) -> list[Arrival]:
     return arrivals
 
 
+def sharegpt(count: int, seed: int) -> list[Arrival]:
+    """One-off requests, one a second on average, with the mean lengths that vLLM's paper gives of ShareGPT, 161 tokens
+    of prompt and 338 of answer (Kwon et al., SOSP 2023, figure 11). That they are log-normal is an assumption."""
+    chance = random.Random(seed)
+    at_s = 0.0
+    arrivals = []
+    for _ in range(count):
+        at_s += chance.expovariate(1.0)
+        prompt = min(1_024, 1 + int(chance.lognormvariate(4.6, 1.0)))
+        arrivals.append(Arrival(at_s, prompt, min(1_023, 1 + int(chance.lognormvariate(5.52, 0.9)))))
+    return arrivals
+
+
 def conversations(count: int, seed: int) -> list[Arrival]:
     """Turns of conversations that grow by 1 to 4 blocks each, all of them after one of four system prompts."""
     chance = random.Random(seed)

@@ -1,5 +1,6 @@
 """The pure model of a GPU server: what holds at each of its steps, in every mode."""
 
+import statistics
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from inference_workers.engines.kv_blocks import KvBlocks, Run, chain, root
 from inference_workers.engines.sequences import Sequence
 from inference_workers.engines.simulated_presets import PRESETS, REQUESTS, PresetName, measured
-from inference_workers.engines.simulation import Batch, SimulatedSettings
+from inference_workers.engines.simulation import Batch, Reserve, SimulatedSettings
+from tests.benchmarks import batching, traffic
 
 SMALL = SimulatedSettings(slots=5, kv_tokens=320, context_tokens=256, block_tokens=16, prefill_chunk_tokens=50)
 
@@ -265,3 +267,22 @@ def test_a_preset_gives_the_published_throughput_within_its_error(name: PresetNa
     for lengths in CHECKED:
         tokens_per_s = measured(preset.server, lengths, REQUESTS[lengths])
         assert tokens_per_s == pytest.approx(preset.published[lengths], rel=preset.error), lengths
+
+
+@pytest.mark.parametrize(("mode", "reserve"), [(batching.RESERVED, "context"), (batching.PAGED, "nothing")])
+def test_the_preset_of_vllms_paper_has_as_many_requests_in_its_batch_as_the_paper_tells(
+    mode: str, reserve: Reserve
+) -> None:
+    preset = PRESETS[batching.PAPER]
+    assert batching.batched(mode).active == pytest.approx(preset.batched[reserve], rel=preset.error)
+
+
+def test_that_preset_holds_what_the_papers_table_says() -> None:
+    server = PRESETS[batching.PAPER].server
+    token_bytes, bandwidth = 2 * 40 * 5_120 * 2, 1_555e9
+    assert server.kv_tokens * token_bytes == pytest.approx(12 * 2**30, rel=0.01)
+    assert server.kv_token_s == pytest.approx(token_bytes / bandwidth, rel=0.01)
+    assert server.token_s == pytest.approx(26e9 / bandwidth, rel=0.01)
+    lengths = traffic.sharegpt(7_200, 1)
+    assert statistics.fmean(one.prompt_tokens for one in lengths) == pytest.approx(161, rel=0.02)
+    assert statistics.fmean(one.output_tokens for one in lengths) == pytest.approx(338, rel=0.02)
