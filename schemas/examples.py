@@ -311,6 +311,7 @@ _EVENTS: tuple[e.Event, ...] = (
         forecast_output_tokens=92.4,
         service_ms_mean=221.0,
         seasonal=True,
+        model=MODEL,
     ),
     e.ReplicasDesired(
         pool=POOL,
@@ -320,6 +321,7 @@ _EVENTS: tuple[e.Event, ...] = (
         slots_needed=9.5,
         slots_per_worker=4.0,
         replicas=3,
+        model=MODEL,
     ),
     e.AccountOpened(account_id=ACCOUNT, name="Demo", tier="paid", opened_at_ms=AT_MS, organisation_id="acme"),
     e.AccountClosed(account_id=ACCOUNT, closed_at_ms=AT_MS),

@@ -102,12 +102,12 @@ POOLS = Topic(
 )
 DEMAND = Topic(
     name="demand",
-    key="pool/tier",
+    key="pool/model/…",
     partitions=1,
     partitions_production=1,
     retention_ms=FOREVER,
     cleanup="compact",
-    description="Demand and forecast per pool and tier.",
+    description="Demand and forecast per pool, model and tier; workers desired per pool and model.",
 )
 LOAD = Topic(
     name="load",

@@ -118,6 +118,7 @@ def settlement(settings: SettlementSettings, process: Process) -> None:
 def demand(settings: DemandSettings, process: Process) -> None:
     """Demand, until it shall stop."""
     from streams.demand import app
+    from streams.demand.fleet import Fleet
     from streams.demand.latest import NUMBERS, Latest
 
     log = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
@@ -132,6 +133,7 @@ def demand(settings: DemandSettings, process: Process) -> None:
             partitions=partitions,
             replica=settings.replica,
             rules=settings.rules(),
+            fleets=tuple(Fleet(model.pool, model.name) for model in settings.models),
             folder=settings.demand_folder,
         ),
         process.stop,

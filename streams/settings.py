@@ -9,8 +9,8 @@ from pydantic_settings import NoDecode
 from schemas.models import DEFAULT_MODELS, Model, parse_models
 from schemas.prices import PriceEntry, parse_prices
 from schemas.tiers import DEFAULT_TIERS, Tiers, parse_tiers
+from streams.demand.fleet import Rules
 from streams.demand.forecast import Smoothing
-from streams.demand.pool import Rules
 from streams.demand.scaling import Scaling
 from streams.dispatch.limits import Limits, NoWorker, Placement, Queueing
 from streams.dispatch.load import Thresholds
@@ -176,9 +176,9 @@ class DemandSettings(StreamSettings):
     demand_days: int = Field(default=5, ge=1, le=14)
     """A slot is expected to be as the median of so many days; fewer than half of them may be odd."""
     demand_replicas_min: int = Field(default=1, ge=0)
-    """Fewest workers that are desired of a pool."""
+    """Fewest workers that are desired of each model in each pool."""
     demand_replicas_max: int = Field(default=16, ge=1)
-    """Most workers that are desired of a pool; it has no more inboxes than provisioned: 16, in production 64."""
+    """The most of each; all models of a pool share its inboxes: 16, in production 64."""
     demand_target_utilisation: float = Field(default=0.8, gt=0, le=1)
     """Share of a worker's slots that shall be taken."""
     demand_scale_down_windows: int = Field(default=30, ge=1, le=10_000)

@@ -1,1 +1,1 @@
-"""Demand per pool and tier in windows, and its forecast."""
+"""Demand per pool, model and tier in windows, and its forecast."""

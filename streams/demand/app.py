@@ -1,6 +1,6 @@
 """The Faust application: `requests` and `workers` into windowed tables, closed windows into `demand`.
 
-What is waiting is read from `load`, where dispatch measures it. What is remembered of the pools stands in a table of
+What is waiting is read from `load`, where dispatch measures it. What is remembered of the fleets stands in a table of
 its own, so that the days that were learnt outlive the process.
 
 Faust carries this because all of it can be counted again and none of it is a command; see docs/decisions. Rules that
@@ -21,13 +21,14 @@ import faust
 import msgspec
 
 from schemas.codec import Envelope, Undecodable, decode, encode
-from schemas.events import Event, GenerationAdmitted, LoadMeasured
+from schemas.events import Event, LoadMeasured
 from schemas.topics import DEMAND, LOAD, REQUESTS, WORKERS
-from schemas.values import Tier
 from streams.demand.changelog import ensure
 from streams.demand.emitter import Emitter
-from streams.demand.pool import Rules, Said
-from streams.demand.windows import Window, after, last_closed
+from streams.demand.fleet import Fleet, Rules, Said
+from streams.demand.heard import Heard
+from streams.demand.kept import take_over
+from streams.demand.windows import Window, last_closed
 from streams.log.steps import LogError
 
 SOURCE = "streams/demand"
@@ -36,8 +37,6 @@ GRACE_MS = 2_000
 TABLE = "windows"
 KEPT = "pools"
 WINDOWS_KEPT = 10
-REPLIES_MAX = 100_000
-"""Replies whose tier is remembered until they finish; the oldest is forgotten, then not counted."""
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +50,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Of `requests` and `workers`; the tables' changelogs have as many."""
     replica: int = 0
     rules: Rules = Rules()
+    fleets: tuple[Fleet, ...] = ()
+    """All that the deployment has."""
     folder: Path | None = None
 
     @property
@@ -100,8 +101,9 @@ class _Windows:
         self._said = said
         # Written by the timer, where no record says a partition: so by the key's.
         kept = app.Table(KEPT, partitions=settings.partitions, key_type=str, value_type=bytes, use_partitioner=True)
+        self._kept, self._fleets = kept, settings.fleets
         self._emitter = Emitter(settings.rules, kept)
-        self._tiers: dict[str, Tier] = {}
+        self._heard = Heard(kept)
         self._table = app.Table(
             TABLE,
             partitions=settings.partitions,
@@ -120,10 +122,16 @@ class _Windows:
     async def _count(self, stream: Any) -> AsyncIterator[None]:
         async for event in stream.events():
             try:
+                self._restored()
                 self._take(event)
             except Exception:
                 log.exception("demand: a record was not counted")
             yield
+
+    def _restored(self) -> None:
+        """Records come only once the tables are restored; the first one finds them as the last process left them."""
+        take_over(self._kept, self._fleets)
+        self._fleets = ()
 
     def _take(self, record: Any) -> None:
         message = record.message
@@ -142,23 +150,15 @@ class _Windows:
         if isinstance(event, LoadMeasured):
             self._emitter.measured(event)
             return
-        pool = getattr(event, "pool", None)
-        if pool is None:
+        fleet = self._heard.fleet(event, message.offset)
+        if fleet is None:
             return
-        reply_id = getattr(event, "reply_id", "")
-        if isinstance(event, GenerationAdmitted):
-            self._remember(reply_id, event.priority)
         start_ms = round(message.timestamp * 1000) // self._window_ms * self._window_ms
-        before = self._read(pool, start_ms)
-        window = after(before, event, self._tiers.get(reply_id))
+        before = self._read(fleet, start_ms)
+        window = self._heard.counted(before, fleet, event)
         if window != before:
-            self._table[pool] = msgspec.json.encode(window)
-        self._emitter.hear(pool, start_ms)
-
-    def _remember(self, reply_id: str, tier: Tier) -> None:
-        self._tiers[reply_id] = tier
-        if len(self._tiers) > REPLIES_MAX:
-            del self._tiers[next(iter(self._tiers))]
+            self._table[fleet.key] = msgspec.json.encode(window)
+        self._emitter.hear(fleet, start_ms)
 
     async def _say(self) -> None:
         try:
@@ -170,9 +170,9 @@ class _Windows:
         except Exception:
             log.exception("demand: a forecast was not written")
 
-    def _read(self, pool: str, start_ms: int) -> Window | None:
+    def _read(self, fleet: Fleet, start_ms: int) -> Window | None:
         try:
-            stored = self._table.relative_to(start_ms / 1000)[pool].value()
+            stored = self._table.relative_to(start_ms / 1000)[fleet.key].value()
         except KeyError:  # a table with a default would write it, also when it is only read
             return None
         return msgspec.json.decode(stored, type=Window)

@@ -1,30 +1,30 @@
-"""The newest that was said of each pool, as numbers for whoever scales the workers.
+"""The newest that was said of each fleet, as numbers for whoever scales the workers.
 
-A pool of which nothing was heard for `SILENT_WINDOWS` windows has no numbers: no news must not look like the last
+A fleet of which nothing was heard for `SILENT_WINDOWS` windows has no numbers: no news must not look like the last
 news, nor like no demand.
 """
 
 from collections.abc import Iterable, Mapping
 
 from schemas.events import DemandForecast
-from streams.demand.pool import Said
+from streams.demand.fleet import Said
 
 SILENT_WINDOWS = 2
 SAID_WITHIN_MS = 5_000
 """A window that was heard is said so soon after its end."""
 
-_TIER = ("pool", "tier")
-_POOL = ("pool",)
+_TIER = ("pool", "model", "tier")
+_FLEET = ("pool", "model")
 
 NUMBERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "turnlog_demand_arrivals_per_s": ("Requests admitted, in the last window", _TIER),
+    "turnlog_demand_arrivals_per_s": ("Requests for the model, in the last window", _TIER),
     "turnlog_demand_forecast_arrivals_per_s": ("Forecast of the next window, headroom included", _TIER),
     "turnlog_demand_output_tokens_per_s": ("Output tokens of generations that finished in the last window", _TIER),
     "turnlog_demand_forecast_output_tokens_per_s": ("Forecast of the next window, headroom included", _TIER),
     "turnlog_demand_queue_ms_mean": ("Wait of generations that finished in the last window; 0 without any", _TIER),
     "turnlog_demand_service_ms_mean": ("Time in a slot of those; 0 without any", _TIER),
-    "turnlog_workers": ("Workers that renewed their lease in the last window", _POOL),
-    "turnlog_desired_replicas": ("Workers that the pool should have", _POOL),
+    "turnlog_workers": ("Workers that renewed their lease in the last window", _FLEET),
+    "turnlog_desired_replicas": ("Workers of the model that the pool should have", _FLEET),
 }
 """Names, help, labels."""
 
@@ -36,7 +36,7 @@ class Latest:
         self._said: Mapping[str, Said] = {}
 
     def said(self, events: Iterable[Said]) -> None:
-        """These are the newest; of pools that are silent meanwhile nothing is kept."""
+        """These are the newest; of fleets that are silent meanwhile nothing is kept."""
         told = {event.key(): event for event in events}
         if told:
             newest_ms = max(event.window_start_ms for event in told.values())
@@ -60,9 +60,9 @@ def _silent(event: Said, now_ms: int) -> bool:
 
 def _of(event: Said) -> tuple[tuple[str, ...], Mapping[str, float]]:
     if not isinstance(event, DemandForecast):
-        return (event.pool,), {"turnlog_workers": event.workers, "turnlog_desired_replicas": event.replicas}
+        return (event.pool, event.model), {"turnlog_workers": event.workers, "turnlog_desired_replicas": event.replicas}
     window_s = event.window_ms / 1000
-    return (event.pool, event.tier), {
+    return (event.pool, event.model, event.tier), {
         "turnlog_demand_arrivals_per_s": event.arrivals / window_s,
         "turnlog_demand_forecast_arrivals_per_s": event.forecast_arrivals / window_s,
         "turnlog_demand_output_tokens_per_s": event.output_tokens / window_s,

@@ -1,6 +1,6 @@
-"""Demand of a pool in one window of time. Values in, values out.
+"""Demand of a fleet in one window of time: of a model, in a pool. Values in, values out.
 
-A window exists when anything was heard of the pool in it, a worker's lease at least. So no traffic is a window with
+A window exists when anything was heard of the fleet in it, a worker's lease at least. So no traffic is a window with
 zeros, and no news is no window: nothing is said of such a time.
 """
 
@@ -10,12 +10,12 @@ import msgspec
 from msgspec.structs import replace
 
 from schemas.events import Event, GenerationAdmitted, GenerationFinished, WorkerLeased, WorkerRegistered
-from schemas.values import PRIORITIES, Tier
+from schemas.values import PRIORITIES, Tier, Usage
 
 TIERS: tuple[Tier, ...] = PRIORITIES
 """Tiers are told apart by their priority, which says how long they wait."""
 WORKERS_MAX = 1_000
-"""Instances of a pool that are counted in one window."""
+"""Instances of a fleet that are counted in one window."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,7 +43,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool's window."""
+    """A fleet's window."""
 
     tiers: Mapping[Tier, Demand] = {}
     workers: Mapping[str, int] = {}
@@ -54,13 +54,15 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
         return self.tiers.get(tier, Demand())
 
 
-def after(window: Window | None, event: Event, tier: Tier | None) -> Window:
-    """The window with one more record of its pool.
+def after(window: Window | None, event: Event, tier: Tier | None, *, moved: bool = False) -> Window:
+    """The window with one more record of its fleet.
 
     Args:
         window: None: nothing was heard so far.
         event: any event of `requests` or `workers`.
         tier: of the reply that a `GenerationFinished` is about; None: not known, then it is not counted.
+        moved: that reply was admitted for another model, and arrived here by dispatch's word. It is an arrival of
+            both: the other fleet lacks the workers for it, and this one needs them until then.
     """
     window = window or Window()
     match event:
@@ -73,10 +75,12 @@ def after(window: Window | None, event: Event, tier: Tier | None) -> Window:
             )
             return replace(window, tiers={**window.tiers, event.priority: counted})
         case GenerationFinished(returned=False) if tier is not None:
-            before = window.demand(tier)
+            before, usage = window.demand(tier), event.usage or Usage(input_tokens=0, output_tokens=0)
             counted = replace(
                 before,
-                output_tokens=before.output_tokens + (event.usage.output_tokens if event.usage else 0),
+                arrivals=before.arrivals + moved,
+                input_tokens=before.input_tokens + (usage.input_tokens if moved else 0),
+                output_tokens=before.output_tokens + usage.output_tokens,
                 started=before.started + 1,
                 queue_ms=before.queue_ms + event.queued_ms,
                 ran=before.ran + (event.ran_ms > 0),

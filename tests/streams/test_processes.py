@@ -37,7 +37,7 @@ from schemas.values import Usage
 from streams.log.kafka import KafkaLog
 from streams.log.log import BEGINNING, END
 from streams.log.steps import Output, Partition
-from tests.streams.events import admitted, finished, leased, registered, submitted
+from tests.streams.events import MODEL, admitted, finished, leased, registered, submitted
 
 pytestmark = pytest.mark.servers
 
@@ -176,9 +176,9 @@ def test_a_message_goes_the_whole_way_also_when_turns_and_dispatch_are_killed_on
     assert refused.error.code == "model_unknown"
 
     arrivals = eyes.await_event(DemandForecast, lambda event: event.arrivals > 0)
-    assert (arrivals.pool, arrivals.tier) == ("default", "free")
+    assert (arrivals.pool, arrivals.model, arrivals.tier) == ("default", MODEL, "free")
     desired = eyes.await_event(ReplicasDesired, lambda event: event.slots_per_worker > 0)
-    assert (desired.pool, desired.replicas, desired.slots_per_worker) == ("default", 1, 2)
+    assert (desired.pool, desired.model, desired.replicas, desired.slots_per_worker) == ("default", MODEL, 1, 2)
     eyes.await_event(GenerationEnded, lambda event: event.reply_id == "rep_a3")
     ends = [event for event in eyes.seen if isinstance(event, GenerationEnded)]
     assert len({event.reply_id for event in ends}) == len(ends) == 3
@@ -187,7 +187,7 @@ def test_a_message_goes_the_whole_way_also_when_turns_and_dispatch_are_killed_on
 
 
 @pytest.mark.timeout(180)
-def test_demand_is_served_until_nothing_is_heard_and_what_it_learnt_outlives_a_kill(
+def test_demand_is_served_by_model_until_nothing_is_heard_and_what_it_learnt_outlives_a_kill(
     deployed: Deployment, streams: Streams
 ) -> None:
     port = free_port()
@@ -197,19 +197,29 @@ def test_demand_is_served_until_nothing_is_heard_and_what_it_learnt_outlives_a_k
     writer = log.writer("test")
     eyes = Eyes(log, "demand")
     sent = count()
+    # Two models in one pool, whose leases and finishes do not name them.
+    epochs = [
+        writer.append(Output(event=registered(inbox, model=model, slots=4))).result(10).offset
+        for inbox, model in enumerate(("large", "small"))
+    ]
+
+    def lease() -> None:
+        for inbox, epoch in enumerate(epochs):
+            writer.append(Output(event=leased(inbox, epoch, renewal=next(sent)))).result(10)
 
     def ask() -> bool:
-        number = next(sent)
-        writer.append(Output(event=registered(0, instance=f"w{number}", slots=4))).result(10)
-        for one in range(20 * number, 20 * number + 20):
-            writer.append(Output(event=admitted(one))).result(10)
-            writer.append(Output(event=finished(one, ran_ms=4_000))).result(10)
-        return 'turnlog_demand_arrivals_per_s{pool="default",tier="free"}' in served(port)
+        lease()
+        for one in range(20 * (number := next(sent)), 20 * number + 20):
+            writer.append(Output(event=admitted(one, model="large"))).result(10)
+            writer.append(Output(event=finished(one, epoch=epochs[0], ran_ms=4_000))).result(10)
+        return number_of(served(port), "turnlog_desired_replicas", "large") > 1
 
-    wait_until(ask, "arrivals are served")
-    # Of arrivals and service time, more workers are desired than the one that is wanted in any case.
-    wait_until(lambda: ask() and number_of(served(port), "turnlog_desired_replicas") > 1, "more replicas are served")
-    eyes.await_event(ReplicasDesired, lambda event: event.replicas > 1)
+    # Of arrivals and service time, more workers are desired than the one that is wanted in any case; of that model.
+    wait_until(ask, "more replicas are served")
+    assert 'turnlog_demand_arrivals_per_s{model="large",pool="default",tier="free"}' in served(port)
+    assert number_of(served(port), "turnlog_desired_replicas", "small") == 1
+    assert number_of(served(port), "turnlog_workers", "small") == 1
+    eyes.await_event(ReplicasDesired, lambda event: event.model == "large" and event.replicas > 1)
     wait_until(lambda: 'pool="default"' not in served(port), "no news, no series")
     assert "# HELP turnlog_desired_replicas" in served(port)
 
@@ -218,14 +228,22 @@ def test_demand_is_served_until_nothing_is_heard_and_what_it_learnt_outlives_a_k
     streams.start("demand", port)
     wait_until(lambda: streams.ready("demand"), "demand ready again")
 
-    def lease() -> bool:
-        writer.append(Output(event=leased(0, renewal=next(sent)))).result(10)
-        return 'pool="default"' in served(port)
+    def both() -> bool:
+        lease()
+        return all(number_of(served(port), "turnlog_workers", model) == 1 for model in ("large", "small"))
 
-    wait_until(lease, "served again")
-    again = eyes.await_event(ReplicasDesired, lambda event: event.window_start_ms > killed_ms)
+    # By leases alone: whose they are was kept.
+    wait_until(both, "both served again")
+
+    def again(model: str) -> int:
+        since = eyes.await_event(
+            ReplicasDesired, lambda event: event.model == model and event.window_start_ms > killed_ms
+        )
+        return since.replicas
+
     # Nothing was asked for since: what is desired is from before the kill.
-    assert again.replicas > 1
+    assert again("large") > 1
+    assert again("small") == 1
     identities = [event.identity() for event in eyes.seen]
     assert len(set(identities)) == len(identities)
     assert set(streams.stop().values()) == {0}
@@ -240,8 +258,8 @@ def served(port: int) -> str:
         return ""
 
 
-def number_of(text: str, name: str) -> float:
-    found = re.search(rf'^{name}{{pool="default"}} (\S+)$', text, re.MULTILINE)
+def number_of(text: str, name: str, model: str) -> float:
+    found = re.search(rf'^{name}{{model="{model}",pool="default"}} (\S+)$', text, re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 

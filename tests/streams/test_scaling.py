@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.demand.pool import Rules
+from streams.demand.fleet import Rules
 from streams.demand.scaling import Asked, Replicas, Scaling, decide, slots_needed, wish
 from streams.demand.windows import Demand, Window
 from tests.streams.events import admitted

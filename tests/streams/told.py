@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Mapping
 
-from schemas.events import DemandForecast, LoadMeasured, ReplicasDesired
+from schemas.events import DemandForecast, Event, LoadMeasured, ReplicasDesired
 from schemas.values import Usage
 from streams.demand.emitter import Emitter
+from streams.demand.fleet import Fleet, Rules, Said
 from streams.demand.forecast import Smoothing
-from streams.demand.pool import Rules, Said
+from streams.demand.heard import Heard
 from streams.demand.scaling import Scaling
 from streams.demand.windows import Window, after
-from tests.streams.events import admitted, finished, registered
+from tests.streams.events import MODEL, admitted, finished, registered
 
 WINDOW_MS = 10_000
+FLEET = Fleet("default", MODEL)
 RULES = Rules(
     smoothing=Smoothing(headroom=1.0),
     scaling=Scaling(replicas_min=0, target_utilisation=1.0, scale_down_windows=3, backlog_s=10),
@@ -32,13 +34,13 @@ def busy(arrivals: int, ran_ms: int = 2_000, slots: int = 4) -> Window:
     return counted(registered(slots=slots), *(admitted(n, tier="paid") for n in range(arrivals)), *done)
 
 
-def measured(waiting: int, at_ms: int = 0) -> LoadMeasured:
+def measured(waiting: int, at_ms: int = 0, *, model: str = MODEL, workers: int = 0, slots: int = 0) -> LoadMeasured:
     return LoadMeasured(
         pool="default",
-        model="m",
+        model=model,
         measured_at_ms=at_ms,
-        workers=0,
-        slots=0,
+        workers=workers,
+        slots=slots,
         free_slots=0,
         kv_tokens=0,
         kv_tokens_held=0,
@@ -59,18 +61,32 @@ class Told:
         self.kept = {} if kept is None else kept
         self.emitter = Emitter(rules, self.kept)
 
-    def of(self, *windows: Window | None, start_ms: int = 0, pool: str = "default") -> list[Said]:
+    def of(self, *windows: Window | None, start_ms: int = 0, fleet: Fleet = FLEET) -> list[Said]:
         said: list[Said] = []
         for number, window in enumerate(windows):
             at_ms = start_ms + number * WINDOW_MS
             if window is not None:
-                self.emitter.hear(pool, at_ms)
-            said.extend(self.emitter.say(at_ms, reader({at_ms: window} if window else {}, pool)))
+                self.emitter.hear(fleet, at_ms)
+            said.extend(self.emitter.say(at_ms, reader({at_ms: window} if window else {}, fleet)))
         return said
 
 
-def reader(windows: Mapping[int, Window], pool: str = "default") -> Callable[[str, int], Window | None]:
-    return lambda name, start_ms: windows.get(start_ms) if name == pool else None
+class Counting:
+    """Records of `requests` and `workers`, counted into the window of each fleet as the application does it."""
+
+    def __init__(self, kept: dict[str, bytes] | None = None) -> None:
+        self.heard = Heard({} if kept is None else kept)
+        self.windows: dict[Fleet, Window] = {}
+
+    def take(self, event: Event, offset: int = 0) -> Fleet | None:
+        fleet = self.heard.fleet(event, offset)
+        if fleet is not None:
+            self.windows[fleet] = self.heard.counted(self.windows.get(fleet), fleet, event)
+        return fleet
+
+
+def reader(windows: Mapping[int, Window], fleet: Fleet = FLEET) -> Callable[[Fleet, int], Window | None]:
+    return lambda name, start_ms: windows.get(start_ms) if name == fleet else None
 
 
 def desired(said: list[Said]) -> list[ReplicasDesired]:

@@ -1,10 +1,14 @@
-"""What is said about one window of a pool, and what is remembered of it. Values in, values out."""
+"""What is said about one window of a fleet, and what is remembered of it. Values in, values out.
+
+A fleet is the workers of one model in one pool: alike, and scaled together. A pool may have several.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from schemas.events import DemandForecast, ReplicasDesired
+from schemas.events import DemandForecast, LoadMeasured, ReplicasDesired
 from schemas.values import Tier
 from streams.demand.forecast import Expected, Foreseen, Smoothing, forecast, observe
 from streams.demand.scaling import Asked, Replicas, Scaling, decide, slots_needed, wish
@@ -15,6 +19,18 @@ SERVICE_KEPT = 0.95
 ARRIVALS, OUTPUT_TOKENS = "arrivals", "output_tokens"
 
 Said = DemandForecast | ReplicasDesired
+
+
+class Fleet(NamedTuple):
+    """The workers of a model in a pool."""
+
+    pool: str
+    model: str
+
+    @property
+    def key(self) -> str:
+        """In tables. Pools have no slash, so that no two fleets have one key."""
+        return f"{self.pool}/{self.model}"
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +54,8 @@ class Service(msgspec.Struct, frozen=True):
         return self.total_ms / self.ran if self.ran else 0.0
 
 
-class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a pool."""
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of a fleet."""
 
     said_ms: int
     """Start of the newest window that has been said."""
@@ -53,16 +69,16 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def said(
-    name: str, before: Pool, window: Window, start_ms: int, waiting: int, rules: Rules
-) -> tuple[Pool, Sequence[Said]]:
-    """The pool after a window, and what is told of it: demand of each tier, then the workers desired.
+    fleet: Fleet, before: Known, window: Window, start_ms: int, load: LoadMeasured | None, rules: Rules
+) -> tuple[Known, Sequence[Said]]:
+    """What is known after a window, and what is told of it: demand of each tier, then the workers desired.
 
     Args:
-        name: of the pool.
-        before: the pool before it.
+        fleet: that it is about.
+        before: what was known before it.
         window: that is over.
         start_ms: its start, after `before.said_ms`.
-        waiting: generations without a slot at its end.
+        load: of its end, as dispatch measured it; None: it did not.
         rules: of the deployment.
     """
     smoothing = rules.smoothing
@@ -72,10 +88,11 @@ def said(
         for what, value in _values(window.demand(tier)).items()
     }
     service = {tier: _served(before.service.get(tier, Service()), window.demand(tier)) for tier in TIERS}
-    demands = [_demand(name, tier, window.demand(tier), start_ms, expected, smoothing) for tier in TIERS]
+    demands = [_demand(fleet, tier, window.demand(tier), start_ms, expected, smoothing) for tier in TIERS]
     workers = {instance: max(slots, before.workers.get(instance, 0)) for instance, slots in window.workers.items()}
     shown = [slots for slots in workers.values() if slots]
-    per_worker = sum(shown) / len(shown) if shown else before.slots_per_worker
+    per_worker = sum(shown) / len(shown) if shown else _slots_each(load) or before.slots_per_worker
+    waiting = waiting_of(load)
 
     asked = _asked(expected, service, rules)
     slots = slots_needed(asked, waiting, _overall(service), rules.scaling)
@@ -83,15 +100,16 @@ def said(
     wished = wish(slots, per_worker, rules.scaling, something=something)
     replicas = decide(before.replicas, wished, rules.scaling)
     desired = ReplicasDesired(
-        pool=name,
+        pool=fleet.pool,
+        model=fleet.model,
         window_start_ms=start_ms,
         window_ms=smoothing.window_ms,
-        workers=len(workers),
+        workers=max(len(workers), load.workers if load else 0),
         slots_needed=round(slots, 3),
         slots_per_worker=round(per_worker, 3),
         replicas=replicas.desired,
     )
-    after = Pool(
+    after = Known(
         said_ms=start_ms,
         expected=expected,
         service=service,
@@ -100,6 +118,16 @@ def said(
         replicas=replicas,
     )
     return after, (*demands, desired)
+
+
+def waiting_of(load: LoadMeasured | None) -> int:
+    """Generations without a slot."""
+    return load.waiting_paid + load.waiting_free if load else 0
+
+
+def _slots_each(load: LoadMeasured | None) -> float:
+    """Of workers that registered before demand has ever listened: dispatch knows them."""
+    return load.slots / load.workers if load and load.workers else 0.0
 
 
 def _values(demand: Demand) -> Mapping[str, float]:
@@ -132,14 +160,15 @@ def _asked(expected: Mapping[str, Expected], service: Mapping[Tier, Service], ru
 
 
 def _demand(
-    name: str, tier: Tier, demand: Demand, start_ms: int, expected: Mapping[str, Expected], smoothing: Smoothing
+    fleet: Fleet, tier: Tier, demand: Demand, start_ms: int, expected: Mapping[str, Expected], smoothing: Smoothing
 ) -> DemandForecast:
     def following(what: str) -> Foreseen:
         return forecast(expected[f"{tier}/{what}"], smoothing.window_ms, smoothing)
 
     arrivals = following(ARRIVALS)
     return DemandForecast(
-        pool=name,
+        pool=fleet.pool,
+        model=fleet.model,
         tier=tier,
         window_start_ms=start_ms,
         window_ms=smoothing.window_ms,
