@@ -4,7 +4,7 @@
 # make check    lint, types, import contracts, and the tests that need neither servers nor the model: under 2 minutes
 # make kills    the long run of kills: six minutes, two instances of turns and of dispatch
 # make chaos    random kills and pauses of every part and server, minutes to hours: make chaos KILLS=200 SEED=7;
-#               workers alone, with replies that hang and crash them: make chaos CHAOS="--only worker --workers 3 --minutes 10"
+#               workers alone, whose engines also fall silent, hang and crash: make chaos CHAOS="--only worker --workers 3 --minutes 10"
 # make bills    the billing projection killed 100 times under a stream of usage, each read held to the log: six minutes
 # make bench    the benchmarks
 # make format   format and fix what can be fixed

@@ -1,6 +1,7 @@
 """The engines by name: settings, slots and construction. Each is imported when it is made, so that none needs
 another's libraries."""
 
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -80,7 +81,10 @@ def _llama_cpp(worker: WorkerSettings, own: LlamaCppSettings, slots: int, contex
 def _scripted(worker: WorkerSettings, _: EngineSettings, slots: int, context_tokens: int) -> Engine:
     from inference_workers.engines.scripted import ScriptedEngine
 
-    return ScriptedEngine(model=worker.served().name, slots=slots, context_tokens=context_tokens)
+    engine = ScriptedEngine(model=worker.served().name, slots=slots, context_tokens=context_tokens)
+    # A fault that no script can ask for: it hits whatever runs here now, and what comes later.
+    signal.signal(signal.SIGUSR1, lambda *_: engine.fall_silent())
+    return engine
 
 
 def _simulated(worker: WorkerSettings, own: SimulatedEngineSettings, slots: int, context_tokens: int) -> Engine:

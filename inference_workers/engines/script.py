@@ -10,6 +10,8 @@
   when the next chunk would be due.
 - `split_utf8`: the pieces are cut by bytes, in the middle of characters too.
 
+The process's SIGUSR1 silences the whole engine: nothing more comes of any generation, and no cancel arrives.
+
 A script of `text` or `split_utf8` has no more than 100,000 chunks. Any other message is echoed, in at most 50 chunks.
 """
 

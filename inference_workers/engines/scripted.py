@@ -74,11 +74,17 @@ class ScriptedEngine:
         self._wheel: Wheel[Running] = Wheel(self._fire)
         self._idle = asyncio.Event()
         self._dead: str | None = "the engine has not been started"
+        self._silent = False
+        self._down = asyncio.Event()
         self._prompt_tokens = 0
         self._output_tokens = 0
 
     async def start(self) -> None:
         self._dead = None
+
+    def fall_silent(self) -> None:
+        """From now on nothing comes of any generation, and no slot is given up. May be called by a signal's handler."""
+        self._silent = True
 
     async def shutdown(self, drain_s: float) -> None:
         if self._slots.active:
@@ -88,6 +94,7 @@ class ScriptedEngine:
         for running in self._slots.items():
             self._over(running, EngineDead("the engine was shut down"))
         self._wheel.close()
+        self._down.set()
 
     def info(self) -> EngineInfo:
         return self._info
@@ -108,6 +115,8 @@ class ScriptedEngine:
             return refused(error)
 
         async def close() -> None:
+            if self._silent and not running.over:
+                await self._down.wait()
             self._over(running, None)
 
         prompt_tokens = count_words(request)
@@ -141,6 +150,8 @@ class ScriptedEngine:
 
     def _advance(self, running: Running) -> bool:
         """One chunk or one fault; False when no more will come."""
+        if self._silent:
+            return False
         script = running.plan.script
         done = running.number
         if done == script.fail_at:

@@ -1,8 +1,8 @@
 """`python -m tests.chaos [--kills N | --minutes N] [--seed N]`: kill and pause parts of a real stack at random, check
 the promises.
 
-With `--only worker` workers are also told to drain, some replies hang their engine or crash their worker, and the
-attempts are compared in the stream, the API, the views, the log and the metrics.
+With `--only worker` workers are also told to drain, their engine falls silent, some replies hang in it or crash their
+worker, and the attempts are compared in the stream, the API, the views, the log and the metrics.
 
 Prints a line for each kill and a summary. When a promise is broken it prints the seed, keeps the data and what the
 clients saw, and exits with 1.

@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.codec import decode
-from schemas.events import GenerationReset, WorkerLeased, WorkerRegistered
+from schemas.events import GenerationReset, GenerationStarted, WorkerLeased, WorkerRegistered
 from schemas.topics import TOKENS, WORKERS
 from streams.log.kafka.log import KafkaLog
 from streams.log.log import BEGINNING
@@ -22,7 +22,7 @@ NAMESPACE = "turnlog"
 READ_S = 60.0
 VIEWS_S = 60.0
 COUNTED = "turnlog_dispatch_attempts_lost_total"
-KINDS = (b"GenerationReset", b"WorkerRegistered", b"WorkerLeased")
+KINDS = (b"GenerationReset", b"GenerationStarted", b"WorkerRegistered", b"WorkerLeased")
 LEASED_MS = 1_500
 """So old the word of a worker about its free slots may be; within so long resets are of one loss."""
 QUERY = """
@@ -80,6 +80,8 @@ class Logged(msgspec.Struct, frozen=True):
     lives: dict[str, Life]
     """By the worker's instance."""
     leases: list[Lease] = []
+    ran: dict[tuple[str, int], str] = {}
+    """The instance that had an attempt of a reply."""
 
     def had_room(self, reply_id: str, attempt: int) -> bool:
         """Whether workers had said that they had slots for all that was lost with this attempt's predecessor."""
@@ -91,7 +93,8 @@ class Logged(msgspec.Struct, frozen=True):
 
 
 def logged(stack: Stack) -> Logged:
-    """The resets, the workers' lives and leases, of the whole log."""
+    """The resets, who had each attempt, the workers' lives and leases, of the whole log."""
+    ran: dict[tuple[str, int], str] = {}
     lost: dict[tuple[str, int], Lost] = {}
     registered: dict[int, list[tuple[str, int]]] = {}
     leases: list[Lease] = []
@@ -99,6 +102,8 @@ def logged(stack: Stack) -> Logged:
         match decode(record.value, record.headers).event:
             case GenerationReset() as event:
                 lost.setdefault((event.reply_id, event.attempt), Lost(event.reason, record.timestamp_ms))
+            case GenerationStarted() as event:
+                ran.setdefault((event.reply_id, event.attempt), event.worker)
             case WorkerRegistered() as event:
                 registered.setdefault(event.inbox, []).append((event.instance, record.timestamp_ms))
             case WorkerLeased() as event:
@@ -109,7 +114,7 @@ def logged(stack: Stack) -> Logged:
     for inbox, those in registered.items():
         for (instance, began_ms), following in zip(those, [*those[1:], None], strict=True):
             lives[instance] = Life(f"worker-{inbox}", began_ms, following[1] if following else None)
-    return Logged(lost, lives, leases)
+    return Logged(lost, lives, leases, ran)
 
 
 def _records(stack: Stack, topics: Sequence[str]) -> list[Record]:

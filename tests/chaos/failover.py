@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from schemas.stream import Delta, Reset, Started
-from tests.chaos.attempts import DEATHS
+from tests.chaos.attempts import DEATHS, SILENCES
 from tests.chaos.evidence import Life, Logged, Row
 from tests.chaos.ledger import Reading
 from tests.chaos.wreck import How, Strike
@@ -15,6 +15,7 @@ REASONS: dict[How, frozenset[str]] = {
     "killed": DEATHS,
     "stopped": DEATHS,
     "drained": frozenset({"handed_over"}) | DEATHS,
+    "silenced": SILENCES | DEATHS,
 }
 
 

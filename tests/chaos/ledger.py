@@ -54,6 +54,8 @@ class Ledger:
     """What ended a reader that should not have."""
     flushed: bool = False
     """Redis has lost something on purpose."""
+    silenced: bool = False
+    """Whole engines fell silent on purpose."""
 
     def answered(self) -> list[Asked]:
         """What was accepted."""
@@ -69,4 +71,5 @@ def joined(ledgers: Iterable[Ledger]) -> Ledger:
         all_.ended_s |= ledger.ended_s
         all_.surprises += ledger.surprises
         all_.flushed |= ledger.flushed
+        all_.silenced |= ledger.silenced
     return all_

@@ -19,7 +19,7 @@ from tests.chaos.failover import Wait, told, waits
 from tests.chaos.ledger import Ledger, joined
 from tests.chaos.scripts import Wishes
 from tests.chaos.traffic import Traffic
-from tests.chaos.wreck import Arms, Stack, Wrecker
+from tests.chaos.wreck import Arms, Stack, Strike, Wrecker
 from tests.simulation.frames import Read, end_of
 from tests.simulation.promises import Broken
 
@@ -54,7 +54,7 @@ class Plan:
 
 
 def of_workers(plan: Plan) -> Plan:
-    """The same, but workers alone are killed, stopped and drained, and some replies hang or crash their engine.
+    """The same, but workers alone are killed, stopped, drained and silenced; some replies hang or crash their engine.
 
     Accounts of both tiers share few slots, so that requests wait in line.
     """
@@ -62,6 +62,8 @@ def of_workers(plan: Plan) -> Plan:
         "TURNLOG_METRICS": "true",
         "TURNLOG_SLOTS": "4",
         "TURNLOG_TOKEN_TIMEOUT_S": "3",
+        "TURNLOG_FIRST_TOKEN_TIMEOUT_S": "5",
+        "TURNLOG_ABORT_TIMEOUT_S": "3",
         "TURNLOG_DRAIN_GRACE_S": "2",
         "TURNLOG_ACCOUNT_RUNNING_MAX_FREE": "4",
     }
@@ -70,7 +72,7 @@ def of_workers(plan: Plan) -> Plan:
         users=2,
         accounts=("paid", "free", "paid", "free"),
         streams=1,
-        arms=Arms("worker", stops=0.25, drains=0.2),
+        arms=Arms("worker", stops=0.2, drains=0.2, silences=0.25),
         wishes=Wishes((5, 60, 150, 250), (10, 30, 50), hangs=0.03, crashes=0.01),
         attempts=True,
         env=env | plan.env,
@@ -84,7 +86,7 @@ class Result:
     plan: Plan
     report: Report
     ledger: Ledger
-    struck: dict[str, int]
+    strikes: list[Strike]
     took_s: float
     waits: list[Wait]
     """Of readers at workers that were struck."""
@@ -92,10 +94,11 @@ class Result:
     def summary(self) -> list[str]:
         """Some lines."""
         readings = self.ledger.readings
+        hows = Counter(strike.how for strike in self.strikes)
         ends = Counter(f"{one.asked.fault or 'good'}: {_code(one.message)}" for one in self.report.replies)
         resets = Counter(reset["reason"] for one in self.report.replies for reset in one.message["resets"])
         line = (
-            f"seed {self.plan.seed}: {sum(self.struck.values())} kills in {self.took_s:.0f} s, "
+            f"seed {self.plan.seed}: {len(self.strikes)} strikes {dict(hows)} in {self.took_s:.0f} s, "
             f"{len(self.ledger.answered())} replies {dict(self.report.statuses)}, {self.report.streams} whole streams, "
             f"{len(readings)} readers with {sum(r.connections for r in readings)} connections and "
             f"{self.report.frames} events, {len(self.report.broken)} violations"
@@ -146,7 +149,7 @@ async def _run(plan: Plan, keys: list[str], say: Callable[[str], None]) -> Resul
         for traffic in clients:
             await traffic.close()
     ledger = joined(traffic.ledger for traffic in clients)
-    result = Result(plan, report, ledger, wrecker.struck, time.monotonic() - began_s, found)
+    result = Result(plan, report, ledger, wrecker.strikes, time.monotonic() - began_s, found)
     for line in result.summary():
         note(line)
     return result
@@ -163,7 +166,7 @@ async def _storm(plan: Plan, clients: list[Traffic], wrecker: Wrecker) -> None:
         stop.set()
     await asyncio.gather(*users)
     for traffic in clients:
-        traffic.ledger.flushed = wrecker.flushed
+        traffic.ledger.flushed, traffic.ledger.silenced = wrecker.flushed, wrecker.silenced
 
 
 async def _all_have_read(clients: list[Traffic], report: Report, since: int) -> None:

@@ -30,6 +30,9 @@ RESETS = [{"attempt": 2, "reason": "worker_lost", "detail": None}]
 ROW = Row("r", "paid", 2, (1,), ("worker_lost",), ("w",), 2, ("worker_lost",))
 LIFE = Life("worker-0", 1_000, None)
 KILL = Strike("worker-0", "killed", 10.0, 5_000)
+SILENCE = Strike("worker-0", "silenced", 10.0, 5_000)
+STALL = Lost("engine_stalled", 9_000)
+REPLACED = Life("worker-0", 1_000, 10_000)
 
 
 def message(**members: Any) -> dict[str, Any]:
@@ -52,11 +55,25 @@ def test_an_honest_history_breaks_nothing() -> None:
     attempts.metrics_count_each_attempt(Counter(worker_lost=1), Counter(worker_lost=1))
 
 
+def test_a_silence_is_an_honest_cause() -> None:
+    for reason in attempts.SILENCES:
+        attempts.a_silence_is_told_and_left("r", Lost(reason, 9_000), REPLACED, [SILENCE])
+        attempts.a_stall_has_its_cause("r", Lost(reason, 9_000), REPLACED, [SILENCE], "")
+    attempts.a_stall_has_its_cause("r", STALL, LIFE, [], "hangs")
+    # Killed besides, or gone before anybody could see the silence: it may be lost for that.
+    attempts.a_silence_is_told_and_left("r", Lost("worker_lost", 9_000), REPLACED, [SILENCE, KILL])
+    attempts.a_silence_is_told_and_left("r", Lost("worker_replaced", 7_000), Life("worker-0", 1_000, 7_000), [SILENCE])
+
+
 @pytest.mark.parametrize(
     "check",
     [
         lambda: attempts.it_ends_as_it_must(Asked("a", 1, "crashes"), message()),
-        lambda: attempts.it_ends_as_it_must(Asked("a", 1), failed("engine_stalled", "engine_stalled")),
+        lambda: attempts.it_ends_as_it_must(Asked("a", 1, "hangs"), message()),
+        lambda: attempts.a_stall_has_its_cause("r", STALL, LIFE, [KILL], ""),
+        lambda: attempts.a_silence_is_told_and_left("r", Lost("worker_lost", 9_000), REPLACED, [SILENCE]),
+        lambda: attempts.a_silence_is_told_and_left("r", STALL, LIFE, [SILENCE]),
+        lambda: attempts.a_silence_is_told_and_left("r", STALL, Life("worker-0", 1_000, 99_000), [SILENCE]),
         lambda: attempts.a_failure_is_earned(failed("poison")),
         lambda: attempts.a_failure_is_earned(failed("engine_stalled", "worker_lost")),
         lambda: attempts.the_api_tells_the_resets_of_the_stream(Checked(Asked("a", 1), message(resets=[]), STREAM)),

@@ -18,11 +18,12 @@ def test_no_promise_is_broken_by_random_kills(tmp_path_factory: pytest.TempPathF
     assert result.report.streams > 0
 
 
-def test_every_reply_ends_and_every_lost_attempt_is_told_alike_when_workers_are_killed_stopped_and_hung(
+def test_every_reply_ends_and_every_lost_attempt_is_told_alike_when_workers_are_killed_stopped_drained_and_silenced(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("chaos")
-    plan = Plan(folder / "data", None, seed=12, within_s=WORKERS_WITHIN_S, every_s=EVERY_S, workers=3)
+    plan = Plan(folder / "data", None, seed=18, within_s=WORKERS_WITHIN_S, every_s=EVERY_S, workers=3)
     result = run(of_workers(plan), print)
     assert not result.report.broken, f"{result.report.broken[:5]}, {save(result, folder)}"
+    assert {strike.how for strike in result.strikes} == {"killed", "stopped", "drained", "silenced"}
     assert any(reply.message["resets"] for reply in result.report.replies)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +20,8 @@ from schemas.topics import PARKED
 from streams.log.kafka import KafkaLog
 from streams.log.log import since
 from streams.log.steps import Partition
+from tests.chaos.evidence import counted, rows
+from tests.chaos.wreck import Stack
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -33,7 +36,8 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    running = Product(tmp_path_factory.mktemp("workers"), "--engine", "scripted", "--workers", "2", env=SETTINGS)
+    env = SETTINGS | {"TURNLOG_METRICS": "true"}
+    running = Product(tmp_path_factory.mktemp("workers"), "--engine", "scripted", "--workers", "2", env=env)
     yield running
     running.close()
 
@@ -147,6 +151,42 @@ def test_one_reply_that_hangs_delays_nobody_else(product: Product) -> None:
     assert seen.end is not None
     assert (seen.end["status"], seen.end["error"]["code"]) == ("failed", "engine_stalled")
     assert [data["reason"] for _, kind, data in seen.events if kind == "reset"] == ["engine_stalled"]
+
+
+def test_replies_of_an_engine_that_falls_silent_go_on_elsewhere_and_are_told_alike_why(product: Product) -> None:
+    client, stack = product.client(), Stack(product.data)
+    before = counted(stack)
+    sent = [client.send({"chunks": 100, "every_ms": 40})["reply"]["id"] for _ in range(6)]
+    silenced: list[float] = []
+    reset_after: list[float] = []
+
+    def silence_at_five(seen: Seen) -> None:
+        if seen.offset >= 5 and not silenced:
+            silenced.append(time.monotonic())
+            product.signal("worker-0", signal.SIGUSR1)
+        if seen.attempt == 2:
+            reset_after.append(time.monotonic() - silenced[0])
+
+    with ThreadPoolExecutor(6) as pool:
+        readers = [pool.submit(client.read, reply_id, each=silence_at_five) for reply_id in sent]
+        seen = dict(zip(sent, [reader.result() for reader in readers], strict=True))
+    assert all(one.text == words(100) for one in seen.values())
+    lost = {
+        reply_id: [data for _, kind, data in one.events if kind == "reset"]
+        for reply_id, one in seen.items()
+        if one.attempt > 1
+    }
+    assert 2 <= len(lost) < len(sent), "half of them, on one of two workers"
+    assert TOKEN_TIMEOUT_S * 0.9 < min(reset_after) < TOKEN_TIMEOUT_S + 2.0
+    voids = rows(stack, set(sent))
+    for reply_id in sent:
+        resets = [{"attempt": 2, "reason": "engine_stuck"}] if reply_id in lost else []
+        assert lost.get(reply_id, []) == resets
+        assert client.message(reply_id)["resets"] == resets
+        reasons = tuple(reset["reason"] for reset in resets)
+        assert (voids[reply_id].reasons, voids[reply_id].message_reasons) == (reasons, reasons)
+    assert counted(stack) - before == Counter(engine_stuck=len(lost))
+    product.wait_ready()
 
 
 def test_a_reply_that_kills_its_workers_fails_and_is_parked_and_the_others_go_on(product: Product) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_workers.engine import Chunk, EngineError, GenerationRequest, InvalidRequest
+from inference_workers.engine import Chunk, EngineDead, EngineError, GenerationRequest, InvalidRequest
 from inference_workers.engines.script import plan
 from inference_workers.engines.scripted import ScriptedEngine
 from schemas.values import PromptMessage
@@ -136,6 +136,26 @@ async def test_the_schedule_is_absolute_and_never_early() -> None:
         late.append(time.monotonic() - began - 0.03 - (number - 1) * 0.01)
     assert min(late) >= -0.002  # the loop's own clock has a resolution
     assert sorted(late)[len(late) // 2] < 0.02
+
+
+async def test_an_engine_that_falls_silent_gives_nothing_to_anybody_and_no_slot_back_until_it_is_shut_down() -> None:
+    made = await engine(slots=2)
+    running, ended = made.generate(ask('{"chunks": 9, "every_ms": 10}')), made.generate(ask('{"chunks": 1}'))
+    assert text([chunk async for chunk in ended]) == "word1"
+    assert (await anext(running)).text == "word1"
+    made.fall_silent()
+    late = made.generate(ask('{"chunks": 1}'))
+    taking = [asyncio.ensure_future(anext(one)) for one in (running, late)]
+    closing = asyncio.ensure_future(running.aclose())
+    await ended.aclose()
+    done, _ = await asyncio.wait([taking[1], closing], timeout=0.1)
+    assert done == set()
+    assert made.stats().active == 2
+    await made.shutdown(0)
+    async with asyncio.timeout(5):
+        await closing
+        results = await asyncio.gather(*taking, return_exceptions=True)
+    assert [type(result) for result in results] == [StopAsyncIteration, EngineDead]
 
 
 async def test_three_hundred_streams_share_bursts() -> None:
