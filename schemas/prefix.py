@@ -10,7 +10,7 @@
 import base64
 import hashlib
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from schemas.values import PromptMessage
 
@@ -35,14 +35,6 @@ def blocks(salt: str, prompt: Iterable[PromptMessage]) -> tuple[int, ...]:
         name = hashlib.blake2b(text[start : start + BLOCK_BYTES], digest_size=16, key=name).digest()
         names.append(int.from_bytes(name[:4], "big"))
     return tuple(names)
-
-
-def shared(names: Sequence[int], *cached: Collection[int]) -> int:
-    """How many blocks from the beginning on are in one of the caches."""
-    for count, name in enumerate(names):
-        if not any(name in cache for cache in cached):
-            return count
-    return len(names)
 
 
 def packed(names: Collection[int]) -> str:

@@ -15,7 +15,7 @@
 
 from collections.abc import Collection, Mapping
 
-from streams.dispatch.placement import ISOLATED_FROM, choose, is_fresh, slots_left
+from streams.dispatch.placement import ISOLATED_FROM, Room, choose, is_fresh, slots_left
 from streams.dispatch.pool import Request, Worker
 from streams.dispatch.round import Round
 from streams.dispatch.service import capacity
@@ -25,13 +25,14 @@ def place(round_: Round) -> None:
     """Give what can be given."""
     if not round_.queue.waiting:
         return
-    able = {
-        inbox: worker
-        for inbox, worker in round_.workers.items()
-        if not worker.draining and is_fresh(worker, round_.flow_ms, round_.limits)
-    }
-    for model in sorted({worker.registered.model for worker in able.values() if slots_left(worker)}):
-        _place(round_, model, {inbox: worker for inbox, worker in able.items() if worker.registered.model == model})
+    able: dict[str, dict[int, Worker]] = {model: {} for model in sorted(round_.queue.models())}
+    for inbox, worker in round_.workers.items():
+        alike = able.get(worker.registered.model)
+        if alike is not None and not worker.draining and is_fresh(worker, round_.flow_ms, round_.limits):
+            alike[inbox] = worker
+    for model, alike in able.items():
+        if any(map(slots_left, alike.values())):
+            _place(round_, model, alike)
 
 
 def _place(round_: Round, model: str, able: dict[int, Worker]) -> None:
@@ -39,9 +40,9 @@ def _place(round_: Round, model: str, able: dict[int, Worker]) -> None:
     for_age = True
     while (found := _next(round_, model, able, for_age=for_age)) is not None:
         request, aged = found
-        worker = None if _must_wait(round_, request) else _chosen(round_, request, able)
-        if worker is not None:
-            able[worker.registered.inbox] = round_.give(request, worker)
+        room = None if _must_wait(round_, request) else _chosen(round_, request, able)
+        if room is not None:
+            able[room.worker.registered.inbox] = round_.give(request, room)
             round_.unaged[model] = 0 if aged else round_.unaged.get(model, 0) + 1
         elif _must_wait(round_, request) or request.progress.lost >= ISOLATED_FROM:
             round_.queue.step_aside(request)
@@ -59,9 +60,10 @@ def _must_wait(round_: Round, request: Request) -> bool:
     return request.progress.unwritten or request.progress.not_before_ms > round_.now_ms
 
 
-def _chosen(round_: Round, request: Request, able: Mapping[int, Worker]) -> Worker | None:
+def _chosen(round_: Round, request: Request, able: Mapping[int, Worker]) -> Room | None:
+    cached = round_.caches.shared(request.blocks)
     had_it = round_.affinity.get(request.admitted.conversation_id)
-    return choose(list(able.values()), request, had_it, round_.last_inbox, round_.limits)
+    return choose(list(able.values()), request, cached, had_it, round_.last_inbox, round_.limits)
 
 
 def _next(round_: Round, model: str, able: Mapping[int, Worker], *, for_age: bool) -> tuple[Request, bool] | None:

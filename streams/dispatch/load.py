@@ -68,6 +68,18 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int = 0
     """Slots that free traffic leaves free."""
 
+    def plus(self, other: "Capacity", times: int = 1) -> "Capacity":
+        """Both together; `times` -1: what is left without the other."""
+        return Capacity(
+            workers=self.workers + times * other.workers,
+            slots=self.slots + times * other.slots,
+            free_slots=self.free_slots + times * other.free_slots,
+            kv_tokens=self.kv_tokens + times * other.kv_tokens,
+            kv_tokens_held=self.kv_tokens_held + times * other.kv_tokens_held,
+            running=self.running + times * other.running,
+            reserved=self.reserved + times * other.reserved,
+        )
+
     @property
     def works(self) -> bool:
         """Somebody runs something, or would: not all are silent, draining, or full of nothing."""

@@ -7,30 +7,31 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Overlay(Generic[V]):
-    """A mapping from names, changed."""
+class Overlay(Generic[K, V]):
+    """A mapping, changed."""
 
     __slots__ = ("_base", "_changes")
 
-    def __init__(self, base: dict[str, V]) -> None:
+    def __init__(self, base: dict[K, V]) -> None:
         self._base = base
-        self._changes: dict[str, V | None] = {}
+        self._changes: dict[K, V | None] = {}
 
-    def get(self, name: str) -> V | None:
+    def get(self, name: K) -> V | None:
         """The value, or None."""
         return self._changes[name] if name in self._changes else self._base.get(name)
 
-    def __getitem__(self, name: str) -> V:
+    def __getitem__(self, name: K) -> V:
         """The value. Raises KeyError where there is none."""
         value = self.get(name)
         if value is None:
             raise KeyError(name)
         return value
 
-    def put(self, name: str, value: V | None) -> None:
+    def put(self, name: K, value: V | None) -> None:
         """The name has this value; none, for None."""
         self._changes[name] = value
 
@@ -41,7 +42,7 @@ class Overlay(Generic[V]):
                 yield value
         yield from (value for value in self._changes.values() if value is not None)
 
-    def settle(self) -> dict[str, V]:
+    def settle(self) -> dict[K, V]:
         """Take the changes over; the mapping itself."""
         for name, value in self._changes.items():
             if value is None:

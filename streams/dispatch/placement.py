@@ -13,10 +13,12 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from schemas.prefix import BLOCK_BYTES, shared
+from schemas.prefix import BLOCK_BYTES
 from streams.dispatch.limits import Limits
+from streams.dispatch.load import Capacity
 from streams.dispatch.pool import Request, Worker
 
 AFFINITY = 0.5
@@ -36,57 +38,83 @@ def slots_left(worker: Worker) -> int:
     return max(0, min(worker.registered.slots - worker.held, worker.free_slots))
 
 
-def cached_share(worker: Worker, request: Request) -> float:
-    """The part of the prompt that the worker has cached, 0 to 1."""
-    first = request.blocks[:1]
-    if not first or (first[0] not in worker.prefixes and first[0] not in worker.fresh):
-        return 0.0
-    return min(1.0, shared(request.blocks, worker.prefixes, worker.fresh) * BLOCK_BYTES / max(1, request.chars))
+def capacity_of(workers: Iterable[Worker], flow_ms: int, limits: Limits) -> Capacity:
+    """What these workers, all of one model, have together."""
+    alive = slots = free_slots = kv_tokens = kv_tokens_held = running = 0
+    for worker in workers:
+        if not worker.alive:
+            continue
+        alive += 1
+        if worker.draining or not is_fresh(worker, flow_ms, limits):
+            continue
+        slots += worker.registered.slots
+        free_slots += slots_left(worker)
+        kv_tokens += worker.registered.kv_tokens
+        kv_tokens_held += worker.held_tokens
+        running += worker.held
+    return Capacity(
+        workers=alive,
+        slots=slots,
+        free_slots=free_slots,
+        kv_tokens=kv_tokens,
+        kv_tokens_held=kv_tokens_held,
+        running=running,
+    )
 
 
-def tokens_needed(worker: Worker, request: Request) -> int:
-    """What the request takes of the worker's KV tokens."""
-    cached = int(cached_share(worker, request) * request.admitted.prompt_tokens_estimate)
-    return min(request.tokens - cached, worker.registered.kv_tokens)
+class Room(NamedTuple):
+    """A worker that can take a request now."""
+
+    worker: Worker
+    cached: float
+    """The part of the prompt that it has cached, 0 to 1."""
+    kv_tokens: int
+    """What the request takes of its KV tokens."""
 
 
-def has_room(worker: Worker, request: Request) -> bool:
-    """Whether the worker can take this request now."""
+def room_for(worker: Worker, request: Request, cached_blocks: int) -> Room | None:
+    """The room for a request at a worker that has so many of its blocks cached, None where it cannot take it now."""
     if worker.registered.model != request.admitted.model or slots_left(worker) <= 0:
-        return False
+        return None
     if request.progress.lost >= ISOLATED_FROM and worker.isolated:
-        return False
-    total = worker.registered.kv_tokens
-    if total == 0 or worker.held == 0:
-        return True
-    return tokens_needed(worker, request) <= min(total - worker.held_tokens, worker.free_tokens)
+        return None
+    cached, total = _cached(request, cached_blocks), worker.registered.kv_tokens
+    needed = min(request.tokens - int(cached * request.admitted.prompt_tokens_estimate), total)
+    if total == 0 or worker.held == 0 or needed <= min(total - worker.held_tokens, worker.free_tokens):
+        return Room(worker, cached, needed)
+    return None
 
 
-def choose(workers: Sequence[Worker], request: Request, had_it: int | None, last: int, limits: Limits) -> Worker | None:
+def choose(
+    workers: Sequence[Worker],
+    request: Request,
+    cached: Mapping[int, int],
+    had_it: int | None,
+    last: int,
+    limits: Limits,
+) -> Room | None:
     """The worker that gets the request, None when none has room.
 
     Args:
         workers: those with a fresh lease.
         request: what is to be given.
+        cached: by inbox, how many blocks of its prompt are cached there (`streams.dispatch.caches`).
         had_it: the inbox that had the conversation last.
         last: the inbox that got the request before this one, for `round_robin`.
         limits: how to choose.
     """
-    able = [worker for worker in workers if has_room(worker, request)]
+    rooms = (room_for(worker, request, cached.get(worker.registered.inbox, 0)) for worker in workers)
+    able = [room for room in rooms if room is not None]
     if not able:
         return None
     if limits.placement == "round_robin":
-        return min(able, key=lambda worker: (worker.registered.inbox - last - 1) % limits.inboxes)
+        return min(able, key=lambda room: (room.worker.registered.inbox - last - 1) % limits.inboxes)
     conversation_id = request.admitted.conversation_id
     if limits.placement == "least_requests":
-        return _best(able, conversation_id, lambda worker: -worker.held)
+        return _best(able, [-room.worker.held for room in able], conversation_id)
     within = _within_bound(workers, able, request.admitted.model, limits.overload)
-
-    def score(worker: Worker) -> float:
-        warm = max(cached_share(worker, request), AFFINITY if worker.registered.inbox == had_it else 0.0)
-        return warm - taken(worker)
-
-    return _best(within, conversation_id, score)
+    scores = [_warmth(room, had_it) - taken(room.worker) for room in within]
+    return _best(within, scores, conversation_id)
 
 
 def taken(worker: Worker) -> float:
@@ -95,19 +123,26 @@ def taken(worker: Worker) -> float:
     return max(slots, worker.held_tokens / worker.registered.kv_tokens) if worker.registered.kv_tokens else slots
 
 
-def _within_bound(workers: Iterable[Worker], able: list[Worker], model: str, overload: float) -> list[Worker]:
+def _cached(request: Request, blocks: int) -> float:
+    return min(1.0, blocks * BLOCK_BYTES / max(1, request.chars))
+
+
+def _warmth(room: Room, had_it: int | None) -> float:
+    return max(room.cached, AFFINITY) if room.worker.registered.inbox == had_it else room.cached
+
+
+def _within_bound(workers: Sequence[Worker], able: list[Room], model: str, overload: float) -> list[Room]:
     alike = [worker for worker in workers if worker.registered.model == model]
-    slots = sum(worker.registered.slots for worker in alike)
-    held = sum(worker.held for worker in alike)
+    slots = sum([worker.registered.slots for worker in alike])
+    held = sum([worker.held for worker in alike])
     most = overload * (held + 1) / slots
-    return [worker for worker in able if worker.held + 1 <= math.ceil(most * worker.registered.slots)] or able
+    return [room for room in able if room.worker.held + 1 <= math.ceil(most * room.worker.registered.slots)] or able
 
 
-def _best(workers: Sequence[Worker], conversation_id: str, score: Callable[[Worker], float]) -> Worker:
-    scores = [score(worker) for worker in workers]
+def _best(able: Sequence[Room], scores: Sequence[float], conversation_id: str) -> Room:
     most = max(scores)
-    best = [worker for worker, one in zip(workers, scores, strict=True) if one == most]
-    return best[0] if len(best) == 1 else max(best, key=lambda worker: _tie(worker, conversation_id))
+    best = [room for room, one in zip(able, scores, strict=True) if one == most]
+    return best[0] if len(best) == 1 else max(best, key=lambda room: _tie(room.worker, conversation_id))
 
 
 def _tie(worker: Worker, conversation_id: str) -> bytes:

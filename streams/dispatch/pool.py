@@ -113,6 +113,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     running: Mapping[str, int] = {}
     """Generations that accounts have on workers."""
     workers: Mapping[int, Worker] = {}
+    cached: dict[int, int] = msgspec.field(default_factory=dict)
+    """By block of prompts: the inboxes of the workers that have it cached, a bit each (`streams.dispatch.caches`)."""
     endings: dict[str, GenerationEnded] = msgspec.field(default_factory=dict)
     """By reply id: ends decided here and perhaps not in `tokens` yet."""
     next_deadline_ms: int = 0

@@ -12,11 +12,12 @@ from schemas.codec import Envelope, to_json
 from schemas.events import Event, GenerationEnded, GenerationQueued, WorkerRegistered
 from schemas.values import EndStatus, Failure, Notice
 from streams.dispatch import events
+from streams.dispatch.caches import Caches
 from streams.dispatch.limits import Limits
 from streams.dispatch.load import Capacity, held_for, one_more
 from streams.dispatch.outbox import Mark, Outbox
 from streams.dispatch.overlays import Memory, Overlay
-from streams.dispatch.placement import ISOLATED_FROM, tokens_needed
+from streams.dispatch.placement import ISOLATED_FROM, Room, capacity_of
 from streams.dispatch.pool import Pool, Progress, Request, Worker
 from streams.dispatch.queue import Queue
 from streams.dispatch.records import end_key, progress_key, request_key, request_value, worker_key, worker_value
@@ -30,10 +31,11 @@ class Round:
         self.limits = limits
         self.now_ms = now_ms
         self.flow_ms = flow_ms
-        self.requests: Overlay[Request] = Overlay(pool.requests)
+        self.requests: Overlay[str, Request] = Overlay(pool.requests)
         self.queue = Queue(pool, limits)
         self.workers = dict(pool.workers)
-        self.endings: Overlay[GenerationEnded] = Overlay(pool.endings)
+        self.caches = Caches(pool.cached)
+        self.endings: Overlay[str, GenerationEnded] = Overlay(pool.endings)
         self.recent: Memory[bool] = Memory(pool.recent, limits.recent_max)
         self.affinity: Memory[int] = Memory(pool.affinity, limits.affinity_max)
         self.next_deadline_ms = pool.next_deadline_ms
@@ -45,8 +47,8 @@ class Round:
         self.empty_since_ms = dict(pool.empty_since_ms)
         self.reported_flow_ms = pool.reported_flow_ms
         self.tally = dict(pool.tally)
-        self.capacities: dict[str, Capacity] = {}
-        """By model, while no worker changes."""
+        self._capacities: dict[str, Capacity] = {}
+        """By model, once it was asked for."""
         self.outbox = Outbox(pool.name)
 
     def settle(self) -> Pool:
@@ -59,6 +61,7 @@ class Round:
             waiting_chars=self.queue.waiting_chars,
             running=self.queue.running,
             workers=self.workers,
+            cached=self.caches.settle(),
             endings=self.endings.settle(),
             next_deadline_ms=self.next_deadline_ms,
             recent=self.recent.settle(),
@@ -133,9 +136,10 @@ class Round:
             self.paid_rates[admitted.model] = one_more(self.paid_rates.get(admitted.model), self.flow_ms)
         self.queue.wait(request)
 
-    def give(self, request: Request, worker: Worker) -> Worker:
-        """The worker gets the request, which waits. The worker afterwards."""
-        inbox, tokens = worker.registered.inbox, tokens_needed(worker, request)
+    def give(self, request: Request, room: Room) -> Worker:
+        """The worker that has this room gets the request, which waits. The worker afterwards."""
+        worker, tokens = room.worker, room.kv_tokens
+        inbox = worker.registered.inbox
         progress = replace(request.progress, phase="given", inbox=inbox, epoch=worker.epoch, kv_tokens=tokens)
         request = replace(request, progress=progress, given_flow_ms=self.flow_ms)
         self._save(request)
@@ -265,8 +269,26 @@ class Round:
 
     def put(self, worker: Worker) -> None:
         """A worker's state changed."""
+        before = self.workers.get(worker.registered.inbox)
+        self.caches.changed(before, worker)
         self.workers[worker.registered.inbox] = worker
-        self.capacities.clear()
+        if before is not None:
+            self._count(before, -1)
+        self._count(worker, 1)
+
+    def capacity(self, model: str) -> Capacity:
+        """What the workers of the model have together. Counted once a round, and kept as they change."""
+        known = self._capacities.get(model)
+        if known is None:
+            alike = [worker for worker in self.workers.values() if worker.registered.model == model]
+            known = self._capacities[model] = capacity_of(alike, self.flow_ms, self.limits)
+        return known
+
+    def _count(self, worker: Worker, times: int) -> None:
+        known = self._capacities.get(worker.registered.model)
+        if known is not None:
+            one = capacity_of((worker,), self.flow_ms, self.limits)
+            self._capacities[worker.registered.model] = known.plus(one, times)
 
     def keep(self, worker: Worker) -> None:
         """The same, in a way that must outlive us."""

@@ -24,7 +24,6 @@ from streams.dispatch.load import (
     retry_after_s,
     wait_ms,
 )
-from streams.dispatch.placement import is_fresh, slots_left
 from streams.dispatch.records import chars_of
 from streams.dispatch.round import Round
 from streams.log.steps import Output
@@ -154,34 +153,9 @@ def measured(round_: Round, model: str) -> LoadMeasured:
 
 
 def capacity(round_: Round, model: str) -> Capacity:
-    """What the workers of the model have."""
-    if model not in round_.capacities:
-        round_.capacities[model] = _capacity(round_, model)
-    return round_.capacities[model]
-
-
-def _capacity(round_: Round, model: str) -> Capacity:
-    workers = slots = free_slots = kv_tokens = kv_tokens_held = running = 0
-    for worker in round_.workers.values():
-        if not worker.alive or worker.registered.model != model:
-            continue
-        workers += 1
-        if worker.draining or not is_fresh(worker, round_.flow_ms, round_.limits):
-            continue
-        slots += worker.registered.slots
-        free_slots += slots_left(worker)
-        kv_tokens += worker.registered.kv_tokens
-        kv_tokens_held += worker.held_tokens
-        running += worker.held
-    return Capacity(
-        workers=workers,
-        slots=slots,
-        free_slots=free_slots,
-        kv_tokens=kv_tokens,
-        kv_tokens_held=kv_tokens_held,
-        running=running,
-        reserved=reserve(_paid_per_s(round_, model), slots, round_.hold_ms.get(model)),
-    )
+    """What the workers of the model have, and what of it is kept for paid traffic."""
+    has = round_.capacity(model)
+    return replace(has, reserved=reserve(_paid_per_s(round_, model), has.slots, round_.hold_ms.get(model)))
 
 
 def _paid_per_s(round_: Round, model: str) -> float:

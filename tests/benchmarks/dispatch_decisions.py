@@ -2,11 +2,17 @@
 
     python -m tests.benchmarks.dispatch_decisions [--decisions 3000] [--waiting 10000] [--accounts 1000] [--write]
 
-64 workers with 16 slots each, all taken; 10,000 requests of 1,000 accounts wait, with prompts of 8 to 40 blocks. Then,
-in simulated time, for each decision a generation finishes, which gives its slot to the next request, and another
-request is admitted, so that the queue stays as deep; 64 leases a second come in between, with the blocks that the
-workers cached. A decision costs all of that: the CPU time of `decide` and `committed` over the requests given,
-once with the encoding and decoding of its records and once without. Afterwards the pool is restored from its records.
+64 workers with 16 slots each; 10,000 requests of 1,000 accounts wait, of 8 to 40 blocks each. In simulated time,
+for each decision a generation finishes and another request is admitted; 64 leases a second come in between, with the
+blocks that the workers cached. A decision costs all of that: the CPU time of `decide` and `committed` over the requests
+given, with the encoding and decoding of their records. Three scenes:
+
+- all slots are taken: what finishes gives its slot to the next request that waits, and the queue stays as deep;
+- all workers have room, and have all of the prompt cached: 38 blocks that one account sends again and again;
+- half of the slots are taken, and all workers have all 40 blocks of the prompt cached.
+
+In the last two the queue is of another model, which no worker runs, so that what is admitted can be given at once: all
+64 workers are compared, block by block. After the first scene the pool is restored from its records.
 """
 
 import argparse
@@ -28,7 +34,7 @@ from schemas.events import (
     WorkerLeased,
     WorkerRegistered,
 )
-from schemas.prefix import BLOCK_BYTES, packed
+from schemas.prefix import BLOCK_BYTES, blocks, packed, salt_of
 from schemas.values import PromptMessage, Sampling, Usage
 from streams.dispatch.limits import Limits
 from streams.dispatch.load import Thresholds
@@ -51,10 +57,30 @@ TARGET_MS = 1.0
 RESTORE_S = 2.0
 
 
+class Scene(msgspec.Struct, frozen=True):
+    """What the workers are like. Without `hot_blocks` all slots are taken."""
+
+    name: str
+    title: str
+    hot_blocks: int = 0
+    """All is of one account and one prompt, which every worker has cached."""
+    held: int = SLOTS
+    """Slots taken of each worker."""
+
+
+FULL = Scene("full", "all slots taken")
+SCENES = (
+    FULL,
+    Scene("room", "all have room, 38 hot blocks", hot_blocks=38, held=1),
+    Scene("half", "half of the slots taken, 40 warm blocks", hot_blocks=40, held=SLOTS // 2),
+)
+
+
 class Cost(msgspec.Struct):
     """What a run with one size of batch took, in CPU seconds a round."""
 
     batch: int
+    scene: Scene = FULL
     given: int = 0
     rounds_s: list[float] = msgspec.field(default_factory=list)
 
@@ -72,12 +98,15 @@ def reading_s() -> float:
 class Pool:
     """The pool, its traffic, and the records that it would have left."""
 
-    def __init__(self, waiting: int, accounts: int) -> None:
+    def __init__(self, waiting: int, accounts: int, scene: Scene = FULL) -> None:
         patient = Thresholds(shorten_ms=10**8, smaller_ms=2 * 10**8, refuse_ms=3 * 10**8)
-        self._make = lambda: Dispatch(frozenset({"default"}), Limits(thresholds=patient, inboxes=WORKERS))
+        limits = Limits(thresholds=patient, inboxes=WORKERS, queue_max=waiting + max(BATCHES))
+        self._make = lambda: Dispatch(frozenset({"default"}), limits)
         self._rng = random.Random(7)
         self._text = "".join(self._rng.choice("abcdefgh ijklmnop") for _ in range(200_000))
         self._accounts = accounts
+        self._scene = scene
+        self._hot = (PromptMessage(role="user", content=self._text[: scene.hot_blocks * BLOCK_BYTES]),)
         self._reading_s = reading_s()
         self._offset = 0
         self._numbers = itertools.count()
@@ -89,10 +118,13 @@ class Pool:
         self._renewals = itertools.count()
         self.states: dict[str, bytes] = {}
         self.run([self._registered(inbox) for inbox in range(WORKERS)], Cost(0))
-        for _ in range((waiting + WORKERS * SLOTS) // 500 + 1):
-            self.run([self.admitted() for _ in range(500)], Cost(0))
+        placed = 0 if scene.hot_blocks else WORKERS * SLOTS
+        for begun in range(0, waiting + placed, 500):
+            self.run([self.queued() for _ in range(min(500, waiting + placed - begun))], Cost(0))
         for inbox in range(WORKERS):
             self.run([self._leased(inbox, whole=True)], Cost(0))
+        for _ in range(scene.held * WORKERS - len(self.running)):
+            self.run([self.admitted()], Cost(0))
 
     def run(self, events: list[Event], cost: Cost) -> None:
         """One round of the loop: records in, a decision, records out."""
@@ -119,7 +151,7 @@ class Pool:
         """The steady state, for so many decisions."""
         traffic = self._traffic()
         self._decide(traffic, batch, Cost(batch), WARM)
-        cost = Cost(batch)
+        cost = Cost(batch, self._scene)
         gc.collect()
         self._decide(traffic, batch, cost, decisions)
         return cost
@@ -164,14 +196,23 @@ class Pool:
         return Record(made.topic, NUMBER, self._offset, made.key, made.value, made.headers, round(self._now_ms))
 
     def admitted(self) -> GenerationAdmitted:
+        """The next request to be served."""
+        if not self._scene.hot_blocks:
+            return self.queued()
+        return self._admission(0, self._hot, self._scene.hot_blocks * BLOCK_BYTES, "model")
+
+    def queued(self) -> GenerationAdmitted:
         """A request of some account, of 8 to 40 blocks: a system prompt of the account's, and what was said."""
-        number, account = next(self._numbers), self._rng.randrange(self._accounts)
+        account = self._rng.randrange(self._accounts)
         size = self._rng.randint(8, 40) * BLOCK_BYTES - 2 * BLOCK_BYTES
         begin = self._rng.randrange(len(self._text) - size)
         said = [self._text[begin + at : begin + at + 700] for at in range(0, size, 700)]
         turns = [PromptMessage(role="assistant" if n % 2 else "user", content=text) for n, text in enumerate(said)]
         system = PromptMessage(role="system", content=self._text[account : account + 2 * BLOCK_BYTES])
-        paid = account % 5 == 0
+        return self._admission(account, (system, *turns), size, "other" if self._scene.hot_blocks else "model")
+
+    def _admission(self, account: int, prompt: tuple[PromptMessage, ...], size: int, model: str) -> GenerationAdmitted:
+        number, paid = next(self._numbers), account % 5 == 0
         return GenerationAdmitted(
             pool="default",
             priority="paid" if paid else "free",
@@ -180,8 +221,8 @@ class Pool:
             conversation_id=f"conv_{number % 20_000:06}",
             account_id=f"acc_{account:05}",
             tier="paid" if paid else "free",
-            model="model",
-            prompt=(system, *turns),
+            model=model,
+            prompt=prompt,
             prompt_tokens_estimate=size // 4,
             sampling=Sampling(max_output_tokens=512),
             submitted_at_ms=round(self._now_ms),
@@ -217,7 +258,8 @@ class Pool:
         )
 
     def _leased(self, inbox: int, *, whole: bool = False) -> WorkerLeased:
-        """With 40 blocks more and 40 less, of 3,000 that are cached."""
+        """With 40 blocks more and 40 less, of 3,000 that are cached; the hot ones stay."""
+        hot = blocks(salt_of("acc_00000"), self._hot) if whole else ()
         return WorkerLeased(
             pool="default",
             instance=f"worker {inbox}",
@@ -226,7 +268,7 @@ class Pool:
             renewal=1,
             free_slots=SLOTS,
             free_kv_tokens=KV_TOKENS,
-            prefixes=packed([self._rng.getrandbits(32) for _ in range(3_000 if whole else 40)]),
+            prefixes=packed([*hot, *(self._rng.getrandbits(32) for _ in range(3_000 if whole else 40))]),
             dropped=packed([self._rng.getrandbits(32) for _ in range(0 if whole else 40)]),
             whole=whole,
         )
@@ -236,6 +278,7 @@ def report(costs: list[Cost], waiting: int, accounts: int, restore_s: float, res
     """The tables and targets."""
     rows = tuple(
         (
+            cost.scene.title,
             f"{cost.batch}",
             f"{cost.each_s() * 1000:.2f} ms",
             f"{1 / cost.each_s():,.0f}",
@@ -244,18 +287,19 @@ def report(costs: list[Cost], waiting: int, accounts: int, restore_s: float, res
         )
         for cost in costs
     )
-    columns = ("records a round", "CPU a decision", "decisions a CPU second", "a round, p50", "a round, p99")
+    columns = ("workers", "records a round", "CPU a decision", "decisions a CPU second", "a round, p50", "a round, p99")
     worst = max(cost.each_s() for cost in costs)
     return result(
         "dispatch_decisions",
         f"{WORKERS} workers of {SLOTS} slots, {waiting:,} requests of {accounts:,} accounts wait; for each decision a "
-        f"generation finishes and a request is admitted. CPU time of one process, without the log.",
+        f"generation finishes and a request is admitted. Where workers have room, the queue is of another model. CPU "
+        f"time of one process, without the log.",
         [
             Table("A decision", columns, rows),
             Table("A restart", ("requests", "CPU"), ((f"{restored:,}", f"{restore_s:.2f} s"),)),
         ],
         {
-            **{f"cpu_ms_batch_{cost.batch}": cost.each_s() * 1000 for cost in costs},
+            **{f"cpu_ms_{cost.scene.name}_batch_{cost.batch}": cost.each_s() * 1000 for cost in costs},
             "restore_s": restore_s,
         },
         {
@@ -276,8 +320,11 @@ def main() -> int:
     pool = Pool(chosen.waiting, chosen.accounts)
     waiting = pool.waiting()
     costs = [pool.measure(batch, chosen.decisions) for batch in BATCHES]
-    restored = len(pool.step.shard(NUMBER).pools["default"].requests)
-    return finish(report(costs, waiting, chosen.accounts, pool.restore_s(), restored), chosen)
+    restored, restore_s = len(pool.step.shard(NUMBER).pools["default"].requests), pool.restore_s()
+    for scene in SCENES[1:]:
+        pool = Pool(chosen.waiting, chosen.accounts, scene)
+        costs += [pool.measure(batch, chosen.decisions) for batch in BATCHES]
+    return finish(report(costs, waiting, chosen.accounts, restore_s, restored), chosen)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from schemas.events import (
     GenerationRevoked,
     NoticeGiven,
 )
+from schemas.prefix import packed
 from schemas.values import Notice, PromptMessage, Sampling, Usage
 from streams.dispatch.limits import Limits
 from streams.dispatch.lines import Line
@@ -619,6 +620,7 @@ HAPPENINGS = st.lists(
             tier=st.sampled_from(["free", "paid"]),
             account_id=st.sampled_from("abc"),
             deadline_at_ms=st.sampled_from([NOW + 4_000, NOW + 900_000]),
+            prompt=st.sampled_from([(), (PromptMessage(role="user", content="a" * 1_100),)]),
         ),
         st.builds(gen_cancelled, st.integers(0, 9)),
         st.builds(gen_declined, st.integers(0, 9), admitted=st.booleans()),
@@ -631,6 +633,9 @@ HAPPENINGS = st.lists(
             epoch=st.integers(0, 4),
             free_slots=st.integers(0, 3),
             free_kv_tokens=st.sampled_from([0, 200, 1_000]),
+            prefixes=st.sampled_from(["", packed([1]), packed([1, 2])]),
+            dropped=st.sampled_from(["", packed([1])]),
+            whole=st.booleans(),
         ),
         st.builds(released, st.integers(0, 1), epoch=st.integers(0, 4)),
         st.builds(
@@ -698,6 +703,10 @@ def _check_books(drive: Driver) -> None:
             assert worker.held_tokens == sum(request.progress.kv_tokens for request in held)
             assert worker.isolated == sum(request.progress.lost >= 2 for request in held) <= 1
             assert worker.alive or not held
+        cached: Counter[int] = Counter()
+        for inbox, worker in pool.workers.items():
+            cached.update(dict.fromkeys(worker.prefixes | worker.fresh, 1 << inbox))
+        assert pool.cached == cached
         for request in pool.requests.values():
             if request.progress.phase == "given":
                 assert pool.workers[request.progress.inbox].epoch == request.progress.epoch

@@ -7,8 +7,9 @@ import pytest
 from schemas.events import GenerationRequested
 from schemas.prefix import BLOCK_BYTES, blocks, packed, salt_of
 from schemas.values import PromptMessage, Sampling
+from streams.dispatch.caches import Caches
 from streams.dispatch.limits import Limits
-from streams.dispatch.placement import choose, has_room, tokens_needed
+from streams.dispatch.placement import Room, choose, room_for
 from streams.dispatch.pool import Progress, Request, Worker
 from streams.dispatch.records import made
 from streams.dispatch.step import Dispatch
@@ -47,8 +48,28 @@ def worker(inbox: int, slots: int = 8, kv_tokens: int = 0, **given: Any) -> Work
 
 
 def chosen(workers: list[Worker], one: Request, had_it: int | None = None, last: int = -1, **limits: Any) -> int | None:
-    found = choose(workers, one, had_it, last, Limits(**limits))
-    return found.registered.inbox if found else None
+    found = choose(workers, one, caches(workers).shared(one.blocks), had_it, last, Limits(**limits))
+    return found.worker.registered.inbox if found else None
+
+
+def caches(workers: list[Worker]) -> Caches:
+    known = Caches({})
+    for one in workers:
+        known.changed(None, one)
+    return known
+
+
+def room(one: Worker, of: Request) -> Room | None:
+    return room_for(one, of, caches([one]).shared(of.blocks).get(one.registered.inbox, 0))
+
+
+def tokens_needed(one: Worker, of: Request) -> int | None:
+    found = room(one, of)
+    return found.kv_tokens if found else None
+
+
+def has_room(one: Worker, of: Request) -> bool:
+    return room(one, of) is not None
 
 
 # --- prefixes and load -----------------------------------------------------------------------------------------

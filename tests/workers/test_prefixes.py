@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_workers.prefixes import BLOCKS_MAX, BLOCKS_UNKNOWN, WHOLE_EVERY, Prefixes
-from schemas.prefix import BLOCK_BYTES, blocks, packed, shared, unpacked
+from schemas.prefix import BLOCK_BYTES, blocks, packed, unpacked
 from schemas.values import PromptMessage
 
 NAMES = st.lists(st.integers(0, 60), max_size=30)
@@ -68,9 +68,3 @@ def test_salts_share_nothing_and_a_block_stands_for_all_before_it(one, other):
 def test_what_is_no_packed_text_holds_nothing():
     assert [unpacked(text) for text in ("", "!", "AAA", "AAAA")] == [(), (), (), ()]
     assert unpacked(packed([1, 2**32 - 1])) == (1, 2**32 - 1)
-
-
-def test_shared_counts_from_the_beginning():
-    assert shared((1, 2, 3), {1, 2}, {3}) == 3
-    assert shared((1, 2, 3), {2, 3}) == 0
-    assert shared((), {1}) == 0
