@@ -23,12 +23,21 @@ def salt_of(account_id: str) -> str:
     return hashlib.sha256(f"prefix/{account_id}".encode()).hexdigest()[:16]
 
 
-def blocks(salt: str, prompt: Iterable[PromptMessage]) -> tuple[int, ...]:
-    """Names of the prompt's full blocks, in order."""
-    text = b"".join(
+def rendered(prompt: Iterable[PromptMessage]) -> bytes:
+    """The prompt as it is cut into blocks."""
+    return b"".join(
         b"\xfe%s\xff%s" % (message.role.encode(), message.content.encode("utf-8", "surrogatepass"))
         for message in prompt
     )
+
+
+def blocks(salt: str, prompt: Iterable[PromptMessage]) -> tuple[int, ...]:
+    """Names of the prompt's full blocks, in order."""
+    return named(salt, rendered(prompt))
+
+
+def named(salt: str, text: bytes) -> tuple[int, ...]:
+    """The same of a rendered prompt."""
     names: list[int] = []
     name = hashlib.blake2b(salt.encode(), digest_size=16).digest()
     for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):

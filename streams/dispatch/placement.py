@@ -124,7 +124,7 @@ def taken(worker: Worker) -> float:
 
 
 def _cached(request: Request, blocks: int) -> float:
-    return min(1.0, blocks * BLOCK_BYTES / max(1, request.chars))
+    return blocks * BLOCK_BYTES / request.prompt_bytes if blocks else 0.0
 
 
 def _warmth(room: Room, had_it: int | None) -> float:

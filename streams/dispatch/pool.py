@@ -58,6 +58,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress = Progress()
     chars: int = 0
     """Size of its prompt."""
+    prompt_bytes: int = 0
+    """The same as it is rendered in `schemas.prefix`: of this its blocks are parts."""
     blocks: tuple[int, ...] = ()
     """Its prompt's, see `schemas.prefix`."""
     given_flow_ms: int = -1

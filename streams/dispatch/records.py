@@ -11,7 +11,7 @@ import msgspec
 
 from schemas.codec import to_json
 from schemas.events import GenerationAdmitted, GenerationEnded, WorkerRegistered
-from schemas.prefix import blocks, salt_of
+from schemas.prefix import named, rendered, salt_of
 from streams.dispatch import queue
 from streams.dispatch.limits import Limits
 from streams.dispatch.placement import ISOLATED_FROM
@@ -114,13 +114,15 @@ def made(
     admitted: GenerationAdmitted, order: int, traceparent: str | None, progress: Progress | None = None
 ) -> Request:
     """A request with the blocks of its prompt."""
+    text = rendered(admitted.prompt)
     return Request(
         admitted=admitted,
         order=order,
         traceparent=traceparent,
         progress=progress or Progress(),
         chars=chars_of(admitted),
-        blocks=blocks(salt_of(admitted.account_id), admitted.prompt),
+        prompt_bytes=len(text),
+        blocks=named(salt_of(admitted.account_id), text),
     )
 
 

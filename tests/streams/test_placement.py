@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from schemas.events import GenerationRequested
-from schemas.prefix import BLOCK_BYTES, blocks, packed, salt_of
+from schemas.prefix import BLOCK_BYTES, blocks, packed, rendered, salt_of
 from schemas.values import PromptMessage, Sampling
 from streams.dispatch.caches import Caches
 from streams.dispatch.limits import Limits
@@ -23,7 +23,8 @@ def prompt(*texts: str) -> tuple[PromptMessage, ...]:
     return tuple(PromptMessage(role="assistant" if n % 2 else "user", content=text) for n, text in enumerate(texts))
 
 
-LONG = prompt("a" * 8 * BLOCK_BYTES)
+MARKS = len(rendered(prompt("")))
+LONG = prompt("a" * (8 * BLOCK_BYTES - MARKS))
 
 
 def names(said: tuple[PromptMessage, ...] = LONG, account: str = "acc") -> frozenset[int]:
@@ -153,6 +154,25 @@ def test_what_is_cached_needs_no_room() -> None:
     assert not has_room(cold, request())
     assert has_room(worker(0, kv_tokens=2_000, held=1, held_tokens=1_400, prefixes=half), request())
     assert has_room(worker(0, kv_tokens=2_000, held=1, held_tokens=1_400, fresh=half), request())
+
+
+@pytest.mark.parametrize("character", ["a", "é", "語", "🙂"])
+@pytest.mark.parametrize("cached_blocks", [0, 2, 4, 8])
+def test_the_cached_part_of_a_prompt_is_a_part_of_its_bytes_in_any_script(character: str, cached_blocks: int) -> None:
+    fills = 8 * BLOCK_BYTES - MARKS
+    said = prompt(character * (fills // len(character.encode())) + "a" * (fills % len(character.encode())))
+    one = request(said=said)
+    some = frozenset(one.blocks[:cached_blocks])
+    found = room(worker(0, kv_tokens=10_000, prefixes=some), one)
+    assert found is not None
+    assert found.cached == cached_blocks / 8
+    assert found.kv_tokens == 1_100 - 1_000 * cached_blocks // 8
+
+
+def test_a_quarter_of_a_chinese_prompt_is_less_than_what_the_last_worker_counts() -> None:
+    one = request(said=prompt("語" * 2_000))
+    quarter = frozenset(one.blocks[: len(one.blocks) // 4])
+    assert chosen([worker(0, prefixes=quarter), worker(1)], one, had_it=1) == 1
 
 
 def test_the_stricter_of_what_a_worker_says_and_what_we_know_counts() -> None:
