@@ -107,8 +107,10 @@ class DispatchSettings(StreamSettings):
     """Whether service is degraded in stages under overload."""
     shorten_s: float = Field(default=2.0, gt=0)
     """Forecast of the wait from which on free replies are shortened."""
+    shorten_kv_share: float = Field(default=0.95, gt=0, le=1)
+    """Part of the KV cache that is spoken for, from which on free replies are shortened while anything waits."""
     smaller_model_s: float = Field(default=6.0, gt=0)
-    """The same, from which on the smaller model answers."""
+    """Forecast of the wait from which on the smaller model answers."""
     refuse_s: float = Field(default=15.0, gt=0)
     """The same, from which on they are refused, with a time to try again."""
     paid_patience: float = Field(default=8.0, ge=1)
@@ -147,6 +149,7 @@ class DispatchSettings(StreamSettings):
                 shorten_ms=round(self.shorten_s * 1000),
                 smaller_ms=round(self.smaller_model_s * 1000),
                 refuse_ms=round(self.refuse_s * 1000),
+                kv_share=self.shorten_kv_share,
                 paid_patience=self.paid_patience,
                 shortened_tokens=self.shortened_tokens,
             ),

@@ -5,8 +5,8 @@
    it, paid traffic only what is paid. What waits for other requests of its own account to end is ahead of nobody. A
    worker whose lease is stale has no slots.
 2. A stage begins when the forecast reaches its threshold, or, for the first one, when the KV cache is full and
-   something waits. Thresholds of paid traffic are `paid_patience` times as high, and its stage is never above that of
-   free traffic: paid passes the stages last.
+   something waits. Paid traffic passes the stages last: its thresholds are `paid_patience` times as high, a full KV
+   cache counts for it only when free traffic is refused already, and its stage is never above that of free traffic.
 3. A stage is left, one at a time, when the forecast has been below `leave_share` of its threshold for `hold_ms`.
 4. Where nothing is known of any worker, no stage changes; where none has worked for long, there is none.
 5. Free traffic leaves so many slots free that of a thousand paid arrivals one at most finds none. Slots that become
@@ -41,6 +41,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     refuse_ms: int = 15_000
     paid_patience: float = 8.0
     kv_share: float = 0.95
+    """Part of the KV cache that is spoken for, from which on it counts as full."""
     leave_share: float = 0.5
     hold_ms: int = 3_000
     shortened_tokens: int = 256
@@ -137,15 +138,15 @@ def wait_ms(capacity: Capacity, ahead: int, hold_ms: float | None, priority: Pri
 
 
 def next_level(
-    before: Level, wait: int | None, *, kv_full: bool, priority: Priority, thresholds: Thresholds, flow_ms: int
+    before: Level, wait: int | None, *, least: Stage, priority: Priority, thresholds: Thresholds, flow_ms: int
 ) -> Level:
-    """The stage after a measurement. Rules 2 to 4."""
+    """The stage after a measurement: what the forecast says, and `least` at least. Rules 2 to 4."""
     if not thresholds.enabled:
         return Level()
     if wait is None:
         return before
     reached = max((n for n in range(len(STAGES)) if wait >= thresholds.of(STAGES[n], priority)), default=0)
-    reached = max(reached, 1 if kv_full else 0)
+    reached = max(reached, STAGES.index(least))
     at = STAGES.index(before.stage)
     if reached > at:
         return Level(STAGES[reached])
@@ -153,6 +154,12 @@ def next_level(
     if not low or before.low_since_ms is None:
         return Level(before.stage, flow_ms if low else None)
     return Level(STAGES[at - 1], flow_ms) if flow_ms - before.low_since_ms >= thresholds.hold_ms else before
+
+
+def least(priority: Priority, has: Capacity, ahead: int, free: Stage, thresholds: Thresholds) -> Stage:
+    """The stage that has begun whatever the forecast is, `free` being that of free traffic. Rule 2."""
+    full = ahead > 0 and has.kv_share >= thresholds.kv_share
+    return "shorten" if full and (priority == "free" or free == "refuse") else "full"
 
 
 def not_above(paid: Stage, free: Stage) -> Stage:

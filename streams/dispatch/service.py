@@ -18,6 +18,7 @@ from streams.dispatch.load import (
     Capacity,
     Level,
     ahead_of,
+    least,
     next_level,
     not_above,
     reserve,
@@ -181,11 +182,12 @@ def _measure(round_: Round, model: str) -> None:
         return
     thresholds = round_.limits.thresholds
     has, waiting = capacity(round_, model), round_.queue.eligible_of(model)
-    for one in PRIORITIES:
+    for one in reversed(PRIORITIES):  # free first: that of paid traffic depends on it
+        free = _level(round_, model, "free").stage
         round_.levels[model, one] = next_level(
             _level(round_, model, one),
             _wait_ms(round_, model, one),
-            kv_full=ahead_of(one, waiting) > 0 and has.kv_share >= thresholds.kv_share,
+            least=least(one, has, ahead_of(one, waiting), free, thresholds),
             priority=one,
             thresholds=thresholds,
             flow_ms=round_.flow_ms,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.values import STAGES, Stage
+from schemas.values import STAGES, Priority, Stage
 from streams.dispatch.load import (
     HOLD_GUESS_MS,
     RETRY_S_MAX,
@@ -13,6 +13,7 @@ from streams.dispatch.load import (
     Thresholds,
     ahead_of,
     held_for,
+    least,
     next_level,
     not_above,
     retry_after_s,
@@ -22,9 +23,9 @@ from streams.dispatch.load import (
 T = Thresholds()
 
 
-def after(before: Level, wait: int | None, flow_ms: int = 0, *, kv_full: bool = False, paid: bool = False) -> Level:
-    priority = "paid" if paid else "free"
-    return next_level(before, wait, kv_full=kv_full, priority=priority, thresholds=T, flow_ms=flow_ms)  # type: ignore[arg-type]
+def after(before: Level, wait: int | None, flow_ms: int = 0, *, at_least: Stage = "full", paid: bool = False) -> Level:
+    priority: Priority = "paid" if paid else "free"
+    return next_level(before, wait, least=at_least, priority=priority, thresholds=T, flow_ms=flow_ms)
 
 
 @pytest.mark.parametrize(
@@ -135,14 +136,29 @@ def test_what_is_not_known_changes_nothing() -> None:
 
 
 def test_a_full_cache_begins_the_first_stage_and_no_further_one() -> None:
-    assert after(Level(), 0, kv_full=True).stage == "shorten"
-    assert after(Level("shorten", 0), 0, 100_000, kv_full=True).stage == "shorten"
-    assert after(Level("refuse", 0), 0, 100_000, kv_full=True).stage == "smaller_model"
+    assert after(Level(), 0, at_least="shorten").stage == "shorten"
+    assert after(Level("shorten", 0), 0, 100_000, at_least="shorten").stage == "shorten"
+    assert after(Level("refuse", 0), 0, 100_000, at_least="shorten").stage == "smaller_model"
+
+
+@pytest.mark.parametrize("free", STAGES)
+@pytest.mark.parametrize(("held", "full"), [(949, False), (950, True), (951, True)])
+def test_a_full_cache_counts_for_paid_traffic_only_when_free_traffic_is_refused(
+    free: Stage, held: int, full: bool
+) -> None:
+    has = Capacity(workers=1, slots=8, running=4, kv_tokens=1_000, kv_tokens_held=held)
+    assert least("free", has, 1, free, T) == ("shorten" if full else "full")
+    assert least("paid", has, 1, free, T) == ("shorten" if full and free == "refuse" else "full")
+    assert least("free", has, 0, free, T) == least("paid", has, 0, "refuse", T) == "full", "nothing waits"
+
+
+def test_a_cache_of_unknown_size_is_never_full() -> None:
+    assert least("free", Capacity(workers=1, slots=8, running=8), 5, "full", T) == "full"
 
 
 def test_stages_that_are_switched_off_are_full_service() -> None:
     off = Thresholds(enabled=False)
-    level = next_level(Level("refuse"), 10**6, kv_full=True, priority="free", thresholds=off, flow_ms=0)
+    level = next_level(Level("refuse"), 10**6, least="refuse", priority="free", thresholds=off, flow_ms=0)
     assert level == Level()
 
 

@@ -4,6 +4,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from schemas.events import (
     Event,
@@ -169,6 +170,23 @@ def test_paid_requests_pass_the_same_stages_later() -> None:
     drive = loaded(0, thresholds=patient)
     drive.take(*(ask(n, tier="paid") for n in range(6)))
     assert [reply_id for reply_id, _, _ in refused(drive)] == ["rep_5"]
+
+
+def test_a_full_cache_shortens_free_requests_and_paid_ones_only_where_free_ones_are_refused() -> None:
+    calm = Thresholds(shorten_ms=10**6, smaller_ms=2 * 10**6, refuse_ms=3 * 10**6, shortened_tokens=16, notice_ms=10**9)
+    drive = driver(thresholds=calm)
+    drive.take(registered(0, model="big", slots=8, kv_tokens=220), ask(1_000), ask(1_001, tier="paid"))
+    drive.take(ask(1, tier="paid"), ask(2, tier="paid"))
+    assert told(drive) == [], "the second one that pays is as free from it as the first"
+    drive.take(ask(3))
+    assert told(drive) == ["shortened"]
+    refusing = driver(thresholds=replace(calm, shorten_ms=1, smaller_ms=2, refuse_ms=3, paid_patience=10**6))
+    refusing.take(registered(0, model="big", slots=2, kv_tokens=220), ask(1_000), ask(1_001, tier="paid"))
+    refusing.take(ask(1, tier="paid"), ask(2))
+    assert [reply_id for reply_id, _, _ in refused(refusing)] == ["rep_2"]
+    assert told(refusing) == []
+    refusing.take(ask(3, tier="paid"))
+    assert told(refusing) == ["shortened"]
 
 
 def test_what_waits_already_is_never_degraded() -> None:
