@@ -8,7 +8,9 @@
    something waits. Paid traffic passes the stages last: its thresholds are `paid_patience` times as high, a full KV
    cache counts for it only when free traffic is refused already, and its stage is never above that of free traffic.
 3. A stage is left, one at a time, when the forecast has been below `leave_share` of its threshold for `hold_ms`.
-4. Where nothing is known of any worker, no stage changes; where none has worked for long, there is none.
+4. Workers that are there and of which none has renewed in time are taken for full: free traffic gets the first stage at
+   least, and keeps it as rule 3 says. It is not refused for that, and paid traffic waits until they are dead or back.
+   Where nothing else is known of any worker no stage changes; where none has worked for long, there is none.
 5. Free traffic leaves so many slots free that of a thousand paid arrivals one at most finds none. Slots that become
    free go to paid traffic first, so what is kept for it behaves like a stock that is refilled at the rate of all ends
    and taken from at the rate of paid arrivals: an arrival finds it empty with the probability of their ratio to the
@@ -61,6 +63,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """What the workers of a model have, those with a fresh lease."""
 
     workers: int = 0
+    stale: int = 0
+    """Of these, those that do not drain and have not renewed in time."""
     slots: int = 0
     free_slots: int = 0
     kv_tokens: int = 0
@@ -73,6 +77,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         """Both together; `times` -1: what is left without the other."""
         return Capacity(
             workers=self.workers + times * other.workers,
+            stale=self.stale + times * other.stale,
             slots=self.slots + times * other.slots,
             free_slots=self.free_slots + times * other.free_slots,
             kv_tokens=self.kv_tokens + times * other.kv_tokens,
@@ -85,6 +90,11 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     def works(self) -> bool:
         """Somebody runs something, or would: not all are silent, draining, or full of nothing."""
         return self.running > 0 or self.free_slots > 0
+
+    @property
+    def is_silent(self) -> bool:
+        """There are workers, and nobody knows how they are."""
+        return self.stale > 0 and self.slots == 0
 
     @property
     def kv_share(self) -> float:
@@ -144,7 +154,7 @@ def next_level(
     if not thresholds.enabled:
         return Level()
     if wait is None:
-        return before
+        return before if least == "full" else Level(max(before.stage, least, key=STAGES.index))
     reached = max((n for n in range(len(STAGES)) if wait >= thresholds.of(STAGES[n], priority)), default=0)
     reached = max(reached, STAGES.index(least))
     at = STAGES.index(before.stage)
@@ -157,7 +167,9 @@ def next_level(
 
 
 def least(priority: Priority, has: Capacity, ahead: int, free: Stage, thresholds: Thresholds) -> Stage:
-    """The stage that has begun whatever the forecast is, `free` being that of free traffic. Rule 2."""
+    """The stage that has begun whatever the forecast is, `free` being that of free traffic. Rules 2 and 4."""
+    if has.is_silent:
+        return "shorten" if priority == "free" else "full"
     full = ahead > 0 and has.kv_share >= thresholds.kv_share
     return "shorten" if full and (priority == "free" or free == "refuse") else "full"
 

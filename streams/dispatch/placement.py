@@ -40,12 +40,15 @@ def slots_left(worker: Worker) -> int:
 
 def capacity_of(workers: Iterable[Worker], flow_ms: int, limits: Limits) -> Capacity:
     """What these workers, all of one model, have together."""
-    alive = slots = free_slots = kv_tokens = kv_tokens_held = running = 0
+    alive = stale = slots = free_slots = kv_tokens = kv_tokens_held = running = 0
     for worker in workers:
         if not worker.alive:
             continue
         alive += 1
-        if worker.draining or not is_fresh(worker, flow_ms, limits):
+        if worker.draining:
+            continue
+        if not is_fresh(worker, flow_ms, limits):
+            stale += 1
             continue
         slots += worker.registered.slots
         free_slots += slots_left(worker)
@@ -54,6 +57,7 @@ def capacity_of(workers: Iterable[Worker], flow_ms: int, limits: Limits) -> Capa
         running += worker.held
     return Capacity(
         workers=alive,
+        stale=stale,
         slots=slots,
         free_slots=free_slots,
         kv_tokens=kv_tokens,

@@ -152,6 +152,22 @@ def test_a_full_cache_counts_for_paid_traffic_only_when_free_traffic_is_refused(
     assert least("free", has, 0, free, T) == least("paid", has, 0, "refuse", T) == "full", "nothing waits"
 
 
+def test_workers_of_which_none_has_renewed_begin_the_first_stage_for_free_traffic_alone() -> None:
+    silent = Capacity(workers=2, stale=2)
+    assert (least("free", silent, 0, "full", T), least("paid", silent, 9, "refuse", T)) == ("shorten", "full")
+    for one in (Capacity(), Capacity(workers=1), Capacity(workers=2, stale=1, slots=8, running=8)):
+        assert least("free", one, 0, "full", T) == "full", "none there, draining, or one of them is known"
+    assert after(Level(), None, at_least="shorten") == Level("shorten")
+    assert after(Level("refuse"), None, at_least="shorten") == Level("refuse")
+
+
+def test_a_stage_is_left_its_time_after_workers_are_known_again() -> None:
+    level = after(Level("shorten", 0), None, 2_000, at_least="shorten")
+    level = after(level, 0, 2_500)
+    assert after(level, 0, 5_400).stage == "shorten"
+    assert after(level, 0, 5_500).stage == "full"
+
+
 def test_a_cache_of_unknown_size_is_never_full() -> None:
     assert least("free", Capacity(workers=1, slots=8, running=8), 5, "full", T) == "full"
 

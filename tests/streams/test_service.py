@@ -265,15 +265,57 @@ def test_or_is_refused_where_that_is_chosen(ms: int, codes: list[str]) -> None:
     assert [code for _, code, _ in refused(drive)] == codes
 
 
-def test_a_worker_that_is_only_stale_refuses_nobody_and_counts_as_nothing_known() -> None:
+def test_a_stage_that_refuses_still_does_while_its_workers_are_only_stale() -> None:
     drive = loaded(3)
     drive.pass_time(2_500)
     drive.take(ask(1))
     assert refused(drive) == [("rep_1", "high_demand", 30)]
-    drive = loaded(0, no_worker="refuse")
-    drive.pass_time(2_500)
+
+
+@pytest.mark.parametrize(("ms", "codes"), [(1_900, []), (2_000, ["shortened"]), (2_900, ["shortened"])])
+def test_workers_that_are_all_stale_refuse_nobody_and_shorten_free_replies_only(ms: int, codes: list[str]) -> None:
+    drive = driver(no_worker="refuse")
+    drive.take(registered(0, model="big"))
+    drive.pass_time(ms, tick_ms=100)
+    drive.take(ask(1), ask(2, tier="paid"))
+    assert (told(drive), refused(drive)) == (codes, [])
+    admit_all(drive)
+    assert outputs_of(drive)["rep_2"] == ("big", 100)
+
+
+def test_one_worker_that_is_known_is_enough_for_full_service() -> None:
+    drive = driver()
+    drive.take(registered(0, model="big"), registered(1, model="big"))
+    drive.pass_time(1_500)
+    drive.take(leased(1, epoch=1))
+    drive.pass_time(1_000)
     drive.take(ask(1))
-    assert refused(drive) == []
+    assert told(drive) == []
+
+
+def test_service_is_full_from_the_first_worker_that_registers_and_again_a_while_after_a_silence() -> None:
+    drive = driver()
+    seen: list[str] = []
+
+    def at(ms: int, *events: Event) -> None:
+        while drive.flow_ms < ms:
+            drive.pass_time(100, tick_ms=100)
+        before = len(told(drive))
+        drive.take(*events, ask(len(seen)))
+        seen.append(",".join(told(drive)[before:]))
+
+    at(0)
+    at(0, registered(0, model="big", slots=1_000))
+    for ms in range(900, 4_500, 900):
+        at(ms, leased(0, free_slots=1_000))
+    assert set(seen) == {""}
+    at(6_000)
+    assert seen[-1] == "shortened"
+    for ms in (6_100, 7_000, 8_000, 9_000):
+        at(ms, leased(0, free_slots=1_000))
+        assert seen[-1] == "shortened"
+    at(9_200, leased(0, free_slots=1_000))
+    assert seen[-1] == ""
 
 
 # --- what is told ----------------------------------------------------------------------------------------------
