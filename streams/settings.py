@@ -95,6 +95,10 @@ class DispatchSettings(StreamSettings):
     account_running_max_free: int = Field(default=16, ge=1)
     """Generations that one account of this tier has at a time in a pool; more wait."""
     account_running_max_paid: int = Field(default=1_024, ge=1)
+    others_share: int = Field(default=8, ge=2)
+    """One slot of a model in so many, one at least, no account may have while others ask for it."""
+    others_s: float = Field(default=60.0, ge=0)
+    """Others ask while one of them did within so long; 0: one account may always have all."""
     placement: Placement = "prefix"
     """How a worker is chosen; all but `prefix` are there to compare with."""
     queueing: Queueing = "fair"
@@ -139,6 +143,8 @@ class DispatchSettings(StreamSettings):
             ageing_share=self.ageing_share,
             running_max_free=self.account_running_max_free,
             running_max_paid=self.account_running_max_paid,
+            others_share=self.others_share,
+            others_ms=round(self.others_s * 1000),
             inboxes=inboxes,
             placement=self.placement,
             queueing=self.queueing,

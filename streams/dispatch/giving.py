@@ -6,15 +6,17 @@
    ever. Where it finds no room, the emptiest worker is kept for it and gets nothing else until it fits.
 3. A free one is given only where slots, and as large a part of the KV cache, are left for the paid traffic to come
    (`load`, rule 5).
-4. A request that finds no room holds up those behind it, so that a large one gets its turn; but not one that has to
+4. An account that may have no more beside others (`shares`) is passed over.
+5. A request that finds no room holds up those behind it, so that a large one gets its turn; but not one that has to
    run alone among its like (`placement`, rule 2): it lets others pass, and is looked at again in the next round. So
    does one whose `reset` is not known to be in `tokens` yet, and one that was handed back a moment ago.
-5. So does one whose `reset` is not known to be in `tokens` yet: a worker's words for its next attempt would come before
+6. So does one whose `reset` is not known to be in `tokens` yet: a worker's words for its next attempt would come before
    it, and readers would never be told why.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
+from streams.dispatch.lines import Place
 from streams.dispatch.placement import ISOLATED_FROM, Room, choose, is_fresh, slots_left
 from streams.dispatch.pool import Request, Worker
 from streams.dispatch.round import Round
@@ -25,6 +27,7 @@ def place(round_: Round) -> None:
     """Give what can be given."""
     if not round_.queue.waiting:
         return
+    round_.queue.look_again()
     able: dict[str, dict[int, Worker]] = {model: {} for model in sorted(round_.queue.models())}
     for inbox, worker in round_.workers.items():
         alike = able.get(worker.registered.model)
@@ -74,14 +77,23 @@ def _next(round_: Round, model: str, able: Mapping[int, Worker], *, for_age: boo
         return (round_.requests[min(places)[1]], False) if places else None
     if for_age and round_.unaged.get(model, 0) >= round_.limits.ageing_share - 1:
         for _, line in reversed(lines):
-            for place in (line.head(), line.oldest()):
-                request = round_.requests[place[1]] if place else None
+            for pick in (line.head, line.oldest):
+                request = _picked(round_, pick)
                 if request is not None and _is_aged(round_, request):
                     return request, True
     for priority, line in lines:
-        head = line.head()
-        if head is not None and (priority == "paid" or _is_spare(round_, model, able.values())):
-            return round_.requests[head[1]], False
+        request = _picked(round_, line.head)
+        if request is not None and (priority == "paid" or _is_spare(round_, model, able.values())):
+            return request, False
+    return None
+
+
+def _picked(round_: Round, pick: Callable[[], Place | None]) -> Request | None:
+    """The one that a line picks, of accounts that may have another one beside others (`shares`)."""
+    while (place := pick()) is not None:
+        request = round_.requests[place[1]]
+        if round_.queue.admits(request):
+            return request
     return None
 
 

@@ -41,6 +41,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     running_max_free: int = 16
     """Generations that one account of this tier has at a time; its further requests wait, and hold up nobody else's."""
     running_max_paid: int = 1_024
+    others_share: int = 8
+    """One slot of a model in so many, and one at least, no account may have while others ask for it (`shares`)."""
+    others_ms: int = 60_000
+    """Others ask while one of them did within so long."""
     overload: float = 1.2
     """No worker gets more than so many times its share of what runs, while another one has room."""
     slots_max: int = 1_000_000

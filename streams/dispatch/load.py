@@ -14,7 +14,8 @@
 5. Free traffic leaves so many slots free that of a thousand paid arrivals one at most finds none. Slots that become
    free go to paid traffic first, so what is kept for it behaves like a stock that is refilled at the rate of all ends
    and taken from at the rate of paid arrivals: an arrival finds it empty with the probability of their ratio to the
-   power of its size (the M/M/1 queue of what is missing). Where no paid traffic comes nothing is kept.
+   power of its size (the M/M/1 queue of what is missing). Where no paid traffic comes nothing is kept. Arrivals of an
+   account that may have no further generation now are not counted: they take nothing.
 """
 
 import math
@@ -65,6 +66,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 0
     stale: int = 0
     """Of these, those that do not drain and have not renewed in time."""
+    slots_alive: int = 0
+    """Slots of all of them, also of those that drain or are stale."""
     slots: int = 0
     free_slots: int = 0
     kv_tokens: int = 0
@@ -78,6 +81,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return Capacity(
             workers=self.workers + times * other.workers,
             stale=self.stale + times * other.stale,
+            slots_alive=self.slots_alive + times * other.slots_alive,
             slots=self.slots + times * other.slots,
             free_slots=self.free_slots + times * other.free_slots,
             kv_tokens=self.kv_tokens + times * other.kv_tokens,

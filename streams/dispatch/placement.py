@@ -40,11 +40,12 @@ def slots_left(worker: Worker) -> int:
 
 def capacity_of(workers: Iterable[Worker], flow_ms: int, limits: Limits) -> Capacity:
     """What these workers, all of one model, have together."""
-    alive = stale = slots = free_slots = kv_tokens = kv_tokens_held = running = 0
+    alive = stale = slots_alive = slots = free_slots = kv_tokens = kv_tokens_held = running = 0
     for worker in workers:
         if not worker.alive:
             continue
         alive += 1
+        slots_alive += worker.registered.slots
         if worker.draining:
             continue
         if not is_fresh(worker, flow_ms, limits):
@@ -58,6 +59,7 @@ def capacity_of(workers: Iterable[Worker], flow_ms: int, limits: Limits) -> Capa
     return Capacity(
         workers=alive,
         stale=stale,
+        slots_alive=slots_alive,
         slots=slots,
         free_slots=free_slots,
         kv_tokens=kv_tokens,

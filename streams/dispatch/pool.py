@@ -10,10 +10,13 @@ from schemas.events import GenerationAdmitted, GenerationEnded, WorkerRegistered
 from schemas.values import Priority
 from streams.dispatch.lines import Line
 from streams.dispatch.load import Level, Rate
+from streams.dispatch.shares import Askers
 
 Phase = Literal["queued", "given"]
 ModelLine = tuple[str, Priority]
 """What a line is of: a model and a priority."""
+ModelAccount = tuple[str, str]
+"""A model and an account."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -114,6 +117,12 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     waiting_chars: int = 0
     running: Mapping[str, int] = {}
     """Generations that accounts have on workers."""
+    running_of: Mapping[ModelAccount, int] = {}
+    """The same by model."""
+    held_back: frozenset[ModelAccount] = frozenset()
+    """Accounts that wait for a model and have all that they may while others ask: two a model at most."""
+    askers: Mapping[str, Askers] = {}
+    """By model."""
     workers: Mapping[int, Worker] = {}
     cached: dict[int, int] = msgspec.field(default_factory=dict)
     """By block of prompts: the inboxes of the workers that have it cached, a bit each (`streams.dispatch.caches`)."""

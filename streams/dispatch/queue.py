@@ -1,32 +1,45 @@
 """What waits in a pool, in its lines, and how much accounts have running: a working copy for one round."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from schemas.values import PRIORITIES, Priority
 from streams.dispatch.limits import Limits
 from streams.dispatch.lines import Line, Place
-from streams.dispatch.pool import ModelLine, Pool, Request
+from streams.dispatch.pool import ModelAccount, ModelLine, Pool, Request
+
+K = TypeVar("K", bound=Hashable)
 
 UNBOUNDED = 1_000_000
 """Room of an account where nothing bounds it."""
 
 
 class Queue:
-    """Lines are copied when they are changed; the pool's own stay as they are."""
+    """Lines are copied when they are changed; the pool's own stay as they are.
 
-    def __init__(self, pool: Pool, limits: Limits) -> None:
+    Args:
+        pool: what it is of.
+        limits: the bounds of accounts.
+        most: how many generations of a model an account may have now beside others; None: as many as it likes.
+    """
+
+    def __init__(self, pool: Pool, limits: Limits, most: Callable[[str, str], int | None]) -> None:
         self._limits = limits
+        self._most = most
         self._mine: set[ModelLine] = set()
         self.lines: dict[ModelLine, Line] = dict(pool.lines)
         self.waiting = pool.waiting
         self.waiting_chars = pool.waiting_chars
         self.running: dict[str, int] = dict(pool.running)
         """Generations that accounts have on workers."""
+        self.running_of: dict[ModelAccount, int] = dict(pool.running_of)
+        self.held_back: set[ModelAccount] = set(pool.held_back)
+        """Accounts without room for what others would have to leave: they are looked at again each round."""
 
     def wait(self, request: Request) -> None:
         """The request waits."""
-        self._line(request).add(*where(request), self._room(request))
+        self._line(request).add(*where(request), self.room(request))
         self.waiting += 1
         self.waiting_chars += request.chars
 
@@ -40,12 +53,11 @@ class Queue:
         account, place = where(request)
         self._line(request).given(account, place, request.tokens)
         self._less(request)
-        self._run(account, self.running.get(account, 0) + 1)
+        self._run(request, 1)
 
     def stopped(self, request: Request) -> None:
         """The request does not run any more."""
-        account = request.admitted.account_id
-        self._run(account, self.running.get(account, 0) - 1)
+        self._run(request, -1)
 
     def used(self, request: Request, tokens: int) -> None:
         """What the request has cost in the end: its account is charged that and not what was guessed."""
@@ -57,7 +69,7 @@ class Queue:
 
     def step_back(self, request: Request) -> None:
         """To its old place."""
-        self._line(request).put_back(*where(request), self._room(request))
+        self._line(request).put_back(*where(request), self.room(request))
 
     def of(self, model: str) -> Iterator[tuple[Priority, Line]]:
         """The lines of a model in which somebody waits, strictest priority first, ours to change."""
@@ -89,18 +101,45 @@ class Queue:
         self.waiting -= 1
         self.waiting_chars -= request.chars
 
-    def _run(self, account: str, count: int) -> None:
-        if count > 0:
-            self.running[account] = count
-        else:
-            self.running.pop(account, None)
-        for (model, priority), line in self.lines.items():
-            if line.waiting_of(account):
-                self._own((model, priority)).allow(account, room(self._limits, priority, count))
-
-    def _room(self, request: Request) -> int:
+    def room(self, request: Request) -> int:
+        """How many more generations of its model its account may have now."""
         admitted = request.admitted
-        return room(self._limits, admitted.priority, self.running.get(admitted.account_id, 0))
+        return self._room(admitted.model, admitted.priority, admitted.account_id)
+
+    def admits(self, request: Request) -> bool:
+        """Whether that is one at least. If not, its line passes its account over from now on."""
+        room = self.room(request)
+        if room <= 0:
+            self._line(request).allow(request.admitted.account_id, room)
+        return room > 0
+
+    def look_again(self) -> None:
+        """Others may have stopped to ask, or workers come, since accounts were held back."""
+        for of in sorted(self.held_back):
+            self.held_back.discard(of)
+            self._allow(of[1], of[0])
+
+    def _run(self, request: Request, change: int) -> None:
+        account = request.admitted.account_id
+        _add(self.running, account, change)
+        _add(self.running_of, (request.admitted.model, account), change)
+        self._allow(account)
+
+    def _allow(self, account: str, only: str | None = None) -> None:
+        for (model, priority), line in self.lines.items():
+            if (only is None or model == only) and line.waiting_of(account):
+                self._own((model, priority)).allow(account, self._room(model, priority, account))
+
+    def _room(self, model: str, priority: Priority, account: str) -> int:
+        left = room(self._limits, priority, self.running.get(account, 0))
+        running = self.running_of.get((model, account))
+        if not running or left <= 0 or self._limits.queueing == "fifo":
+            return left
+        most = self._most(model, account)
+        if most is None or running < most:
+            return left
+        self.held_back.add((model, account))
+        return 0
 
     def _line(self, request: Request) -> Line:
         return self._own((request.admitted.model, request.admitted.priority))
@@ -126,6 +165,14 @@ def restored(waiting: Iterable[Request], given: Sequence[Request], limits: Limit
         if of in lines:
             lines[of].charge(request.admitted.account_id, request.tokens)
     return lines
+
+
+def _add(counts: dict[K, int], name: K, change: int) -> None:
+    count = counts.get(name, 0) + change
+    if count > 0:
+        counts[name] = count
+    else:
+        counts.pop(name, None)
 
 
 def room(limits: Limits, priority: Priority, running: int) -> int:

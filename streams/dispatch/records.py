@@ -16,6 +16,7 @@ from streams.dispatch import queue
 from streams.dispatch.limits import Limits
 from streams.dispatch.placement import ISOLATED_FROM
 from streams.dispatch.pool import Pool, Progress, Request, Worker
+from streams.dispatch.shares import Askers, asked
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +102,8 @@ def _pool(name: str, kinds: Mapping[str, Mapping[str, bytes]], limits: Limits, f
         waiting=len(waiting),
         waiting_chars=sum(request.chars for request in waiting),
         running=Counter(request.admitted.account_id for request in given),
+        running_of=Counter((request.admitted.model, request.admitted.account_id) for request in given),
+        askers=_askers(requests.values(), flow_ms),
         workers={
             int(inbox): _worker(_WORKER.decode(value), given, flow_ms)
             for inbox, value in kinds.get("worker", {}).items()
@@ -108,6 +111,15 @@ def _pool(name: str, kinds: Mapping[str, Mapping[str, bytes]], limits: Limits, f
         endings={reply_id: _END.decode(value) for reply_id, value in kinds.get("end", {}).items()},
         affinity=OrderedDict((request.admitted.conversation_id, request.progress.inbox) for request in given),
     )
+
+
+def _askers(requests: Iterable[Request], flow_ms: int) -> dict[str, Askers]:
+    """As if all that is open had been asked for now: who asked and has nothing open any more is forgotten."""
+    askers: dict[str, Askers] = {}
+    for request in sorted(requests, key=lambda one: one.order):
+        model = request.admitted.model
+        askers[model] = asked(askers.get(model), request.admitted.account_id, flow_ms)
+    return askers
 
 
 def made(

@@ -21,6 +21,7 @@ from streams.dispatch.placement import ISOLATED_FROM, Room, capacity_of
 from streams.dispatch.pool import Pool, Progress, Request, Worker
 from streams.dispatch.queue import Queue
 from streams.dispatch.records import end_key, progress_key, request_key, request_value, worker_key, worker_value
+from streams.dispatch.shares import asked, is_alone, most
 
 
 class Round:
@@ -32,7 +33,8 @@ class Round:
         self.now_ms = now_ms
         self.flow_ms = flow_ms
         self.requests: Overlay[str, Request] = Overlay(pool.requests)
-        self.queue = Queue(pool, limits)
+        self.askers = dict(pool.askers)
+        self.queue = Queue(pool, limits, self._most)
         self.workers = dict(pool.workers)
         self.caches = Caches(pool.cached)
         self.endings: Overlay[str, GenerationEnded] = Overlay(pool.endings)
@@ -60,6 +62,9 @@ class Round:
             waiting=self.queue.waiting,
             waiting_chars=self.queue.waiting_chars,
             running=self.queue.running,
+            running_of=self.queue.running_of,
+            held_back=frozenset(self.queue.held_back),
+            askers=self.askers,
             workers=self.workers,
             cached=self.caches.settle(),
             endings=self.endings.settle(),
@@ -124,6 +129,15 @@ class Round:
         if request is not None and request.progress.unwritten and request.progress.attempt == attempt:
             self._save(replace(request, progress=replace(request.progress, unwritten=False)))
 
+    def asks(self, model: str, account: str) -> None:
+        """A request of the account for the model has come."""
+        self.askers[model] = asked(self.askers.get(model), account, self.flow_ms)
+
+    def _most(self, model: str, account: str) -> int | None:
+        if is_alone(self.askers.get(model), account, self.flow_ms, self.limits.others_ms):
+            return None
+        return most(self.capacity(model).slots_alive, self.limits.others_share)
+
     # --- requests ----------------------------------------------------------------------------------------------
 
     def enqueue(self, request: Request) -> None:
@@ -132,7 +146,7 @@ class Round:
         self.requests.put(admitted.reply_id, request)
         self.outbox.states[request_key(self.name, admitted.reply_id)] = request_value(request)
         self.next_deadline_ms = min(self.next_deadline_ms, admitted.deadline_at_ms)
-        if admitted.priority == "paid":
+        if admitted.priority == "paid" and self.queue.room(request) > 0:
             self.paid_rates[admitted.model] = one_more(self.paid_rates.get(admitted.model), self.flow_ms)
         self.queue.wait(request)
 

@@ -697,6 +697,9 @@ def _check_books(drive: Driver) -> None:
         assert pool.running == Counter(
             r.admitted.account_id for r in pool.requests.values() if r.progress.phase == "given"
         )
+        assert pool.running_of == Counter(
+            (r.admitted.model, r.admitted.account_id) for r in pool.requests.values() if r.progress.phase == "given"
+        )
         for inbox, worker in pool.workers.items():
             held = [r for r in pool.requests.values() if r.progress.epoch == worker.epoch and r.progress.inbox == inbox]
             assert worker.held == len(held) <= worker.registered.slots
