@@ -83,7 +83,8 @@ class DispatchSettings(StreamSettings):
     """A worker that has not renewed its lease for so long is dead."""
     lease_stale_s: float = Field(default=2.0, ge=1.5, le=300)
     """A worker that has not renewed its lease for so long counts as full."""
-    attempts_max: int = Field(default=3, ge=1, le=100)
+    attempts_max: int = Field(default=3, ge=1, le=10)
+    """Attempts that workers may lose; from 3 on the last one runs alone among its like, so that its death says why."""
     queue_max: int = Field(default=10_000, ge=1)
     queue_chars_max: int = Field(default=256_000_000, ge=1_000_000)
     account_waiting_max: int = Field(default=1_000, ge=1)

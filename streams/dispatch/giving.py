@@ -17,7 +17,7 @@
 from collections.abc import Callable, Collection, Mapping
 
 from streams.dispatch.lines import Place
-from streams.dispatch.placement import ISOLATED_FROM, Room, choose, is_fresh, slots_left
+from streams.dispatch.placement import Room, choose, is_fresh, slots_left
 from streams.dispatch.pool import Request, Worker
 from streams.dispatch.round import Round
 from streams.dispatch.service import capacity
@@ -47,7 +47,7 @@ def _place(round_: Round, model: str, able: dict[int, Worker]) -> None:
         if room is not None:
             able[room.worker.registered.inbox] = round_.give(request, room)
             round_.unaged[model] = 0 if aged else round_.unaged.get(model, 0) + 1
-        elif _must_wait(round_, request) or request.progress.lost >= ISOLATED_FROM:
+        elif _must_wait(round_, request) or round_.limits.is_suspect(request.progress.lost):
             round_.queue.step_aside(request)
             apart.append(request)
         elif aged and len(able) > 1:

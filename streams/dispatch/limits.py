@@ -15,6 +15,9 @@ NoWorker = Literal["queue", "refuse"]
 """What becomes of a request whose model no worker runs."""
 
 
+SUSPECT_FROM = 2
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Durations are milliseconds; of the flow clock for leases and load, else of the wall clock."""
 
@@ -23,7 +26,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stale_ms: int = 2_000
     """A worker that has not renewed for so long counts as full: nobody knows how it is."""
     attempts_max: int = 3
-    """Attempts that workers lost; then the reply ends as failed, `worker_lost`."""
+    """Attempts that workers may lose; then the reply ends as failed: `poison` where the last one was a suspect's, which
+    ran alone among its like, else `worker_lost`."""
     stalls_max: int = 2
     """Attempts in which the engine fell silent; then it ends as failed, `engine_stalled`."""
     returns_max: int = 40
@@ -64,6 +68,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     report_ms: int = 1_000
     """How often the load is told, besides when a stage changes."""
     thresholds: Thresholds = Thresholds()
+
+    def is_suspect(self, lost: int) -> bool:
+        """Whether a request that was lost so often runs alone among its like: in its last attempt, and never before it
+        was lost twice, since one death says nothing about those that were there.
+        """
+        return lost >= max(SUSPECT_FROM, self.attempts_max - 1)
 
     def running_max(self, priority: Priority) -> int:
         """Generations of one account at a time."""

@@ -3,7 +3,8 @@
 1. A worker has room when it is alive, its lease is fresh, it is not draining, runs the model, and has a slot and the
    KV tokens left (prompt and longest output, less the prefix that it has cached), both by what it said last and by
    what we know it holds. The stricter one counts. A request that is larger than the worker goes to it alone.
-2. A request that has been lost twice runs alone among such: if its worker dies again, it is known why.
+2. A suspect, lost in all attempts but its last and twice at least, runs alone among such: if its worker dies again, it
+   is known why.
 3. Bounded load (Mirrokni, Thorup and Zadimoghaddam, 2016): no worker gets more than `overload` times its share of
    what runs, while another one has room. Here stickiness breaks.
 4. Among those the score is the part of the prompt that the worker has cached, less the part of it that is taken. The
@@ -22,8 +23,6 @@ from streams.dispatch.load import Capacity
 from streams.dispatch.pool import Request, Worker
 
 AFFINITY = 0.5
-ISOLATED_FROM = 2
-"""Lost attempts from which on a request runs alone among its like."""
 
 
 def is_fresh(worker: Worker, flow_ms: int, limits: Limits) -> bool:
@@ -78,11 +77,11 @@ class Room(NamedTuple):
     """What the request takes of its KV tokens."""
 
 
-def room_for(worker: Worker, request: Request, cached_blocks: int) -> Room | None:
+def room_for(worker: Worker, request: Request, cached_blocks: int, limits: Limits) -> Room | None:
     """The room for a request at a worker that has so many of its blocks cached, None where it cannot take it now."""
     if worker.registered.model != request.admitted.model or slots_left(worker) <= 0:
         return None
-    if request.progress.lost >= ISOLATED_FROM and worker.isolated:
+    if worker.isolated and limits.is_suspect(request.progress.lost):
         return None
     cached, total = _cached(request, cached_blocks), worker.registered.kv_tokens
     needed = min(request.tokens - int(cached * request.admitted.prompt_tokens_estimate), total)
@@ -109,7 +108,7 @@ def choose(
         last: the inbox that got the request before this one, for `round_robin`.
         limits: how to choose.
     """
-    rooms = (room_for(worker, request, cached.get(worker.registered.inbox, 0)) for worker in workers)
+    rooms = (room_for(worker, request, cached.get(worker.registered.inbox, 0), limits) for worker in workers)
     able = [room for room in rooms if room is not None]
     if not able:
         return None

@@ -99,7 +99,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Generations that we know it has."""
     held_tokens: int = 0
     isolated: int = 0
-    """Of these, requests that have been lost twice."""
+    """Of these, suspects (`Limits.is_suspect`): one at most."""
     prefixes: frozenset[int] = frozenset()
     """Blocks that it has cached, as it said last."""
     fresh: frozenset[int] = frozenset()

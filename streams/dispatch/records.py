@@ -14,7 +14,6 @@ from schemas.events import GenerationAdmitted, GenerationEnded, WorkerRegistered
 from schemas.prefix import named, rendered, salt_of
 from streams.dispatch import queue
 from streams.dispatch.limits import Limits
-from streams.dispatch.placement import ISOLATED_FROM
 from streams.dispatch.pool import Pool, Progress, Request, Worker
 from streams.dispatch.shares import Askers, asked
 
@@ -105,7 +104,7 @@ def _pool(name: str, kinds: Mapping[str, Mapping[str, bytes]], limits: Limits, f
         running_of=Counter((request.admitted.model, request.admitted.account_id) for request in given),
         askers=_askers(requests.values(), flow_ms),
         workers={
-            int(inbox): _worker(_WORKER.decode(value), given, flow_ms)
+            int(inbox): _worker(_WORKER.decode(value), given, limits, flow_ms)
             for inbox, value in kinds.get("worker", {}).items()
         },
         endings={reply_id: _END.decode(value) for reply_id, value in kinds.get("end", {}).items()},
@@ -147,7 +146,7 @@ def _request(record: RequestRecord, progress: Progress) -> Request:
     return made(record.admitted, record.order, record.traceparent, progress)
 
 
-def _worker(record: WorkerRecord, given: Iterable[Request], flow_ms: int) -> Worker:
+def _worker(record: WorkerRecord, given: Iterable[Request], limits: Limits, flow_ms: int) -> Worker:
     worker = Worker(
         registered=record.registered,
         epoch=record.epoch,
@@ -165,7 +164,7 @@ def _worker(record: WorkerRecord, given: Iterable[Request], flow_ms: int) -> Wor
         worker,
         held=len(held),
         held_tokens=held_tokens,
-        isolated=sum(request.progress.lost >= ISOLATED_FROM for request in held),
+        isolated=sum(limits.is_suspect(request.progress.lost) for request in held),
         free_slots=max(0, record.registered.slots - len(held)),
         free_tokens=max(0, record.registered.kv_tokens - held_tokens),
     )

@@ -17,7 +17,7 @@ from streams.dispatch.limits import Limits
 from streams.dispatch.load import Capacity, held_for, one_more
 from streams.dispatch.outbox import Mark, Outbox
 from streams.dispatch.overlays import Memory, Overlay
-from streams.dispatch.placement import ISOLATED_FROM, Room, capacity_of
+from streams.dispatch.placement import Room, capacity_of
 from streams.dispatch.pool import Pool, Progress, Request, Worker
 from streams.dispatch.queue import Queue
 from streams.dispatch.records import end_key, progress_key, request_key, request_value, worker_key, worker_value
@@ -162,7 +162,7 @@ class Round:
             worker,
             held=worker.held + 1,
             held_tokens=worker.held_tokens + tokens,
-            isolated=worker.isolated + (progress.lost >= ISOLATED_FROM),
+            isolated=worker.isolated + self.limits.is_suspect(progress.lost),
             free_slots=worker.free_slots - 1,
             free_tokens=worker.free_tokens - tokens,
             fresh=worker.fresh.union(request.blocks),
@@ -258,7 +258,7 @@ class Round:
             worker,
             held=worker.held - 1,
             held_tokens=worker.held_tokens - progress.kv_tokens,
-            isolated=worker.isolated - (progress.lost >= ISOLATED_FROM),
+            isolated=worker.isolated - self.limits.is_suspect(progress.lost),
             free_slots=min(worker.registered.slots, worker.free_slots + 1),
             free_tokens=min(worker.registered.kv_tokens, worker.free_tokens + progress.kv_tokens),
         )

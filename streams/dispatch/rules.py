@@ -6,10 +6,11 @@
 3. A cancellation ends what waits and marks what runs: its worker stops it, and it is never given again.
 4. A registration takes the inbox from an older one. A worker dies when its lease expires or is superseded, or when it
    says that its engine is dead: what it had is given again as the next attempt, ends as cancelled if that was asked
-   for, or as failed (`worker_lost`) after `attempts_max`. A release gives it away at once.
-5. A request that was with two dying workers, with the second one alone, did it: it fails as `poison` and is parked. So
-   does one that was with three, with the third one alone among its like (`placement`, rule 2). One death beside others
-   says too little: those that were with it are as likely.
+   for, or as failed (`worker_lost`) after `attempts_max`, where rule 5 does not say more. A release gives it away at
+   once.
+5. A request whose worker died, and not for the first time, did it if it was alone there: it fails as `poison` and is
+   parked. So does one whose last attempt was alone among its like (`placement`, rule 2). A death beside others says too
+   little: those that were with it are as likely.
 6. What a worker hands back is given again at once, but not to that worker before it has renewed; what is handed back
    again and again for want of room waits longer each time, and fails as `not_served` after `returns_max`. What is
    handed back because its engine fell silent fails after `stalls_max`.
@@ -37,7 +38,6 @@ from schemas.prefix import unpacked
 from schemas.values import DETAIL_CHARS_MAX, EndStatus, Failure
 from streams.dispatch.events import queued
 from streams.dispatch.limits import Limits
-from streams.dispatch.placement import ISOLATED_FROM
 from streams.dispatch.pool import Pool, Progress, Request, Worker
 from streams.dispatch.records import made
 from streams.dispatch.round import Round
@@ -201,7 +201,7 @@ def _died(round_: Round, worker: Worker, reason: str) -> None:
         round_.revoke(request)
         if request.progress.cancelled:
             round_.end(request, "cancelled", None)
-        elif request.progress.lost >= ISOLATED_FROM or (request.progress.lost and len(held) == 1):
+        elif round_.limits.is_suspect(request.progress.lost) or (request.progress.lost and len(held) == 1):
             round_.park(request, instance, POISON)
         else:
             _again(round_, request, reason, killed=instance)

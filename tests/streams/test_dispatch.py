@@ -285,14 +285,39 @@ def test_several_that_were_with_two_dying_workers_go_on_each_alone_among_its_lik
     assert ends(drive) == [("rep_2", "failed", "poison")]
 
 
-def test_after_too_many_lost_attempts_the_reply_fails() -> None:
-    drive = driver(attempts_max=2)
-    drive.take(admitted(1), admitted(2))
-    for epoch in range(2):
-        drive.take(registered(0, instance=f"{epoch}"))
+@pytest.mark.parametrize(
+    ("attempts_max", "code"), [(1, "worker_lost"), (2, "worker_lost"), (3, "poison"), (4, "poison"), (10, "poison")]
+)
+def test_after_so_many_lost_attempts_beside_others_the_reply_fails(attempts_max: int, code: str) -> None:
+    drive = driver(attempts_max=attempts_max)
+    drive.take(admitted(1))
+    for attempt in range(1, attempts_max + 1):
+        assert "rep_1" not in [reply_id for reply_id, _, _ in ends(drive)]
+        other = 100 + attempt
+        drive.take(registered(0, instance=f"{attempt}"), admitted(other))
+        assert ("rep_1", attempt) in given_to([output.event for output in drive.outputs])
         drive.pass_time(3_000)
-    assert sorted(ends(drive)) == [("rep_1", "failed", "worker_lost"), ("rep_2", "failed", "worker_lost")]
-    assert given_to(drive.take(registered(0, instance="late"))) == []
+        drive.take(gen_cancelled(other))
+    assert ("rep_1", "failed", code) in ends(drive)
+    parked = of([output.event for output in drive.outputs], GenerationParked)
+    assert [len(one.workers) for one in parked] == ([attempts_max] if code == "poison" else [])
+    assert "rep_1" not in [reply_id for reply_id, _ in given_to(drive.take(registered(0, instance="late")))]
+
+
+def test_with_one_attempt_no_death_is_evidence() -> None:
+    drive = driver(attempts_max=1)
+    drive.take(registered(0), admitted(1))
+    drive.pass_time(3_000)
+    assert ends(drive) == [("rep_1", "failed", "worker_lost")]
+
+
+def test_one_that_is_alone_with_its_second_dying_worker_is_poison_whatever_attempts_are_left() -> None:
+    drive = driver(attempts_max=10)
+    drive.take(admitted(1))
+    for instance in "ab":
+        drive.take(registered(0, instance=instance))
+        drive.pass_time(3_000)
+    assert ends(drive) == [("rep_1", "failed", "poison")]
 
 
 def test_returns_are_bounded_too() -> None:

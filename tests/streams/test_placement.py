@@ -61,7 +61,7 @@ def caches(workers: list[Worker]) -> Caches:
 
 
 def room(one: Worker, of: Request) -> Room | None:
-    return room_for(one, of, caches([one]).shared(of.blocks).get(one.registered.inbox, 0))
+    return room_for(one, of, caches([one]).shared(of.blocks).get(one.registered.inbox, 0), LIMITS)
 
 
 def tokens_needed(one: Worker, of: Request) -> int | None:
@@ -197,6 +197,12 @@ def test_only_workers_of_its_model_are_asked() -> None:
 def test_one_that_was_lost_twice_runs_alone_among_its_like(lost: int, goes_to: int) -> None:
     workers = [worker(0, isolated=1, held=1, prefixes=names()), worker(1, held=1)]
     assert chosen(workers, request(lost=lost)) == goes_to
+
+
+@pytest.mark.parametrize(("attempts", "suspect_from"), [(1, 2), (2, 2), (3, 2), (4, 3), (10, 9)])
+def test_the_last_attempt_is_the_one_alone_and_never_before_two_deaths(attempts: int, suspect_from: int) -> None:
+    limits = Limits(attempts_max=attempts)
+    assert [limits.is_suspect(lost) for lost in range(12)] == [lost >= suspect_from for lost in range(12)]
 
 
 # --- other ways, to compare with -------------------------------------------------------------------------------
