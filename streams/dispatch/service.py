@@ -32,10 +32,12 @@ from streams.log.steps import Output
 NO_WORKER = Failure(
     code="no_worker", detail="No worker of this model runs now. Try again in a while.", retry_after_s=30
 )
-NO_WORKER_NOTICE = Notice(code="no_worker", detail="No worker of this model runs now; the reply waits for one.")
 QUEUE_FULL = Failure(
     code="queue_full", detail="Too many requests are waiting. Try again in a moment.", retry_after_s=10
 )
+
+MINUTES_FROM_S = 120
+"""A time as long as this is told in minutes."""
 
 ACCOUNT_QUEUE_FULL = Failure(
     code="queue_full",
@@ -75,10 +77,21 @@ def serve(round_: Round, event: GenerationAdmitted, models: Mapping[str, Model])
     if wait is None and _is_without_workers(round_, event.model):
         if limits.no_worker == "refuse":
             return NO_WORKER
-        notices = (*notices, NO_WORKER_NOTICE)
+        notices = (*notices, _waits_for_worker(round_, event))
     elif wait is not None and wait >= limits.thresholds.notice_ms:
         notices = (*notices, Notice(code="high_demand", detail=f"High demand: about {round(wait / 1000)} s to wait."))
     return _bounded(round_, event) or Served(event, notices)
+
+
+def _waits_for_worker(round_: Round, event: GenerationAdmitted) -> Notice:
+    """What is known of the wait where no worker runs: no forecast, but since when, and the place in line."""
+    since_s = (round_.flow_ms - round_.empty_since_ms[event.model]) // 1000
+    since = f"{since_s} s" if since_s < MINUTES_FROM_S else f"{since_s // 60} min"
+    ahead = ahead_of(event.priority, round_.queue.waiting_of(event.model))
+    line = f"The reply waits for one, with at most {ahead} before it" if ahead else "The reply is the next to get one"
+    return Notice(
+        code="no_worker", detail=f"No worker of this model has run for at least {since}. {line}; when is not known."
+    )
 
 
 def _bounded(round_: Round, event: GenerationAdmitted) -> Failure | None:

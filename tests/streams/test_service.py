@@ -258,6 +258,31 @@ def test_a_request_for_a_model_without_workers_waits_and_its_reader_is_told(ms: 
     assert list(outputs_of(drive)) == ["rep_1"]
 
 
+@pytest.mark.parametrize(
+    ("ms", "tier", "detail"),
+    [
+        (10_000, "free", "for at least 10 s. The reply waits for one, with at most 5 before it; when is not known."),
+        (119_000, "paid", "for at least 119 s. The reply waits for one, with at most 2 before it; when is not known."),
+        (150_000, "free", "for at least 2 min. The reply waits for one, with at most 5 before it; when is not known."),
+    ],
+)
+def test_its_reader_is_told_since_when_no_worker_runs_and_how_many_are_before_it(
+    ms: int, tier: str, detail: str
+) -> None:
+    drive = without_workers(0)
+    drive.take(*(ask(n) for n in range(10, 13)), *(ask(n, tier="paid") for n in range(20, 22)))
+    drive.pass_time(ms)
+    drive.take(ask(1, tier=tier))
+    assert [e.notice.detail for e in of(drive.before, NoticeGiven)] == [f"No worker of this model has run {detail}"]
+
+
+def test_the_first_one_that_waits_for_a_worker_is_told_that_it_is_the_next() -> None:
+    drive = without_workers(10_000)
+    drive.take(ask(1))
+    [notice] = [event.notice for event in of(drive.before, NoticeGiven)]
+    assert "The reply is the next to get one; when is not known." in notice.detail
+
+
 @pytest.mark.parametrize(("ms", "codes"), [(9_500, []), (10_000, ["no_worker"])])
 def test_or_is_refused_where_that_is_chosen(ms: int, codes: list[str]) -> None:
     drive = without_workers(ms, no_worker="refuse")
