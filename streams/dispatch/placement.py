@@ -9,6 +9,7 @@
    what runs, while another one has room. Here stickiness breaks.
 4. Among those the score is the part of the prompt that the worker has cached, less the part of it that is taken. The
    worker that had the conversation last counts as having half of it at least: its cache is warm, if not block by block.
+   Its successor in the same inbox does not.
 5. Ties break by a hash of conversation and inbox: the same choice in every process.
 """
 
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from schemas.prefix import BLOCK_BYTES
 from streams.dispatch.limits import Limits
 from streams.dispatch.load import Capacity
-from streams.dispatch.pool import Request, Worker
+from streams.dispatch.pool import Lease, Request, Worker
 
 AFFINITY = 0.5
 
@@ -94,7 +95,7 @@ def choose(
     workers: Sequence[Worker],
     request: Request,
     cached: Mapping[int, int],
-    had_it: int | None,
+    had_it: Lease | None,
     last: int,
     limits: Limits,
 ) -> Room | None:
@@ -104,7 +105,7 @@ def choose(
         workers: those with a fresh lease.
         request: what is to be given.
         cached: by inbox, how many blocks of its prompt are cached there (`streams.dispatch.caches`).
-        had_it: the inbox that had the conversation last.
+        had_it: the worker that had the conversation last.
         last: the inbox that got the request before this one, for `round_robin`.
         limits: how to choose.
     """
@@ -132,8 +133,9 @@ def _cached(request: Request, blocks: int) -> float:
     return blocks * BLOCK_BYTES / request.prompt_bytes if blocks else 0.0
 
 
-def _warmth(room: Room, had_it: int | None) -> float:
-    return max(room.cached, AFFINITY) if room.worker.registered.inbox == had_it else room.cached
+def _warmth(room: Room, had_it: Lease | None) -> float:
+    same = had_it == (room.worker.registered.inbox, room.worker.epoch)
+    return max(room.cached, AFFINITY) if same else room.cached
 
 
 def _within_bound(workers: Sequence[Worker], able: list[Room], model: str, overload: float) -> list[Room]:

@@ -15,6 +15,8 @@ from streams.dispatch.shares import Askers
 Phase = Literal["queued", "given"]
 ModelLine = tuple[str, Priority]
 """What a line is of: a model and a priority."""
+Lease = tuple[int, int]
+"""A worker for as long as it lives: its inbox and its epoch. Its successor in the inbox has nothing cached."""
 ModelAccount = tuple[str, str]
 """A model and an account."""
 
@@ -132,8 +134,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """No request's deadline is before this."""
     recent: OrderedDict[str, bool] = msgspec.field(default_factory=OrderedDict)
     """Ended replies, the newest last."""
-    affinity: OrderedDict[str, int] = msgspec.field(default_factory=OrderedDict)
-    """Conversation -> inbox of the worker that had it last; the newest last."""
+    affinity: OrderedDict[str, Lease] = msgspec.field(default_factory=OrderedDict)
+    """Conversation -> the worker that had it last; the newest last."""
     unaged: Mapping[str, int] = {}
     """By model: placements since the last one of an aged request."""
     last_inbox: int = -1

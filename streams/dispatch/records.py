@@ -108,7 +108,9 @@ def _pool(name: str, kinds: Mapping[str, Mapping[str, bytes]], limits: Limits, f
             for inbox, value in kinds.get("worker", {}).items()
         },
         endings={reply_id: _END.decode(value) for reply_id, value in kinds.get("end", {}).items()},
-        affinity=OrderedDict((request.admitted.conversation_id, request.progress.inbox) for request in given),
+        affinity=OrderedDict(
+            (request.admitted.conversation_id, (request.progress.inbox, request.progress.epoch)) for request in given
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from streams.dispatch.load import Capacity, held_for, one_more
 from streams.dispatch.outbox import Mark, Outbox
 from streams.dispatch.overlays import Memory, Overlay
 from streams.dispatch.placement import Room, capacity_of
-from streams.dispatch.pool import Pool, Progress, Request, Worker
+from streams.dispatch.pool import Lease, Pool, Progress, Request, Worker
 from streams.dispatch.queue import Queue
 from streams.dispatch.records import end_key, progress_key, request_key, request_value, worker_key, worker_value
 from streams.dispatch.shares import asked, is_alone, most
@@ -39,7 +39,7 @@ class Round:
         self.caches = Caches(pool.cached)
         self.endings: Overlay[str, GenerationEnded] = Overlay(pool.endings)
         self.recent: Memory[bool] = Memory(pool.recent, limits.recent_max)
-        self.affinity: Memory[int] = Memory(pool.affinity, limits.affinity_max)
+        self.affinity: Memory[Lease] = Memory(pool.affinity, limits.affinity_max)
         self.next_deadline_ms = pool.next_deadline_ms
         self.unaged = dict(pool.unaged)
         self.last_inbox = pool.last_inbox
@@ -169,7 +169,7 @@ class Round:
         )
         self.put(after)
         self.last_inbox = inbox
-        self.affinity.put(request.admitted.conversation_id, inbox)
+        self.affinity.put(request.admitted.conversation_id, (inbox, worker.epoch))
         self.outbox.to_inbox(request, events.requested(request))
         return after
 

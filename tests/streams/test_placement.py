@@ -10,7 +10,7 @@ from schemas.values import PromptMessage, Sampling
 from streams.dispatch.caches import Caches
 from streams.dispatch.limits import Limits
 from streams.dispatch.placement import Room, choose, room_for
-from streams.dispatch.pool import Progress, Request, Worker
+from streams.dispatch.pool import Lease, Progress, Request, Worker
 from streams.dispatch.records import made
 from streams.dispatch.step import Dispatch
 from tests.streams.driver import NUMBER, Driver, of
@@ -48,7 +48,9 @@ def worker(inbox: int, slots: int = 8, kv_tokens: int = 0, **given: Any) -> Work
     return Worker(**(members | given))
 
 
-def chosen(workers: list[Worker], one: Request, had_it: int | None = None, last: int = -1, **limits: Any) -> int | None:
+def chosen(
+    workers: list[Worker], one: Request, had_it: Lease | None = None, last: int = -1, **limits: Any
+) -> int | None:
     found = choose(workers, one, caches(workers).shared(one.blocks), had_it, last, Limits(**limits))
     return found.worker.registered.inbox if found else None
 
@@ -101,10 +103,10 @@ def test_a_block_counts_only_where_all_before_it_are_cached() -> None:
 
 def test_the_worker_that_had_the_conversation_counts_as_half_warm() -> None:
     short = request(said=prompt("hello"))
-    assert chosen([worker(0, held=1), worker(1, held=2)], short, had_it=1) == 1
+    assert chosen([worker(0, held=1), worker(1, held=2)], short, had_it=(1, 1)) == 1
     quarter = frozenset(blocks(salt_of("acc"), LONG)[:2])
-    assert chosen([worker(0, prefixes=quarter), worker(1)], request(), had_it=1) == 1
-    assert chosen([worker(0, prefixes=names()), worker(1)], request(), had_it=1) == 0
+    assert chosen([worker(0, prefixes=quarter), worker(1)], request(), had_it=(1, 1)) == 1
+    assert chosen([worker(0, prefixes=names()), worker(1)], request(), had_it=(1, 1)) == 0
 
 
 @pytest.mark.parametrize("workers", [2, 5, 16])
@@ -172,7 +174,7 @@ def test_the_cached_part_of_a_prompt_is_a_part_of_its_bytes_in_any_script(charac
 def test_a_quarter_of_a_chinese_prompt_is_less_than_what_the_last_worker_counts() -> None:
     one = request(said=prompt("語" * 2_000))
     quarter = frozenset(one.blocks[: len(one.blocks) // 4])
-    assert chosen([worker(0, prefixes=quarter), worker(1)], one, had_it=1) == 1
+    assert chosen([worker(0, prefixes=quarter), worker(1)], one, had_it=(1, 1)) == 1
 
 
 def test_the_stricter_of_what_a_worker_says_and_what_we_know_counts() -> None:
@@ -216,7 +218,7 @@ def test_round_robin_takes_the_next_inbox_whatever_is_cached_and_skips_the_full(
 
 def test_least_requests_takes_the_one_with_the_fewest_whatever_is_cached() -> None:
     workers = [worker(0, held=3, prefixes=names()), worker(1, held=2), worker(2, held=4)]
-    assert chosen(workers, request(), had_it=0, placement="least_requests") == 1
+    assert chosen(workers, request(), had_it=(0, 0), placement="least_requests") == 1
 
 
 # --- leases ----------------------------------------------------------------------------------------------------
@@ -264,6 +266,28 @@ def test_a_worker_that_comes_anew_has_nothing_cached() -> None:
     drive = driver()
     drive.take(registered(0), leased(0, prefixes=packed([1]), whole=True), registered(0, instance="b"))
     assert known(drive) == frozenset()
+
+
+@pytest.mark.parametrize(("successor", "goes_to"), [(False, 0), (True, 1)])
+def test_the_successor_of_the_worker_that_had_a_conversation_counts_as_cold(successor: bool, goes_to: int) -> None:
+    drive = driver()
+    drive.take(registered(0, slots=8), admitted(1, conversation_id="conv"))
+    drive.take(finished(1))
+    if successor:
+        drive.take(registered(0, instance="b", slots=8))
+    drive.take(admitted(2))
+    drive.take(registered(1, slots=8))
+    drive.take(admitted(3, conversation_id="conv"))
+    assert [output.partition for output in drive.outputs] == [0, 0, goes_to]
+
+
+def test_a_restarted_dispatch_knows_the_workers_of_the_conversations_that_run() -> None:
+    drive = driver()
+    drive.take(registered(0, slots=8), admitted(1, conversation_id="conv"), registered(1, slots=8))
+    drive.restart()
+    inbox = drive.outputs[0].partition
+    drive.take(admitted(2, conversation_id="conv"))
+    assert [output.partition for output in drive.outputs] == [inbox, inbox]
 
 
 def test_a_restarted_dispatch_learns_the_prefixes_from_the_next_whole_lease() -> None:
