@@ -15,12 +15,11 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from schemas.prefix import BLOCK_BYTES
 from streams.dispatch.limits import Limits
-from streams.dispatch.load import Capacity
 from streams.dispatch.pool import Lease, Request, Worker
 
 AFFINITY = 0.5
@@ -36,36 +35,6 @@ def slots_left(worker: Worker) -> int:
     if not worker.alive or worker.draining or worker.closed:
         return 0
     return max(0, min(worker.registered.slots - worker.held, worker.free_slots))
-
-
-def capacity_of(workers: Iterable[Worker], flow_ms: int, limits: Limits) -> Capacity:
-    """What these workers, all of one model, have together."""
-    alive = stale = slots_alive = slots = free_slots = kv_tokens = kv_tokens_held = running = 0
-    for worker in workers:
-        if not worker.alive:
-            continue
-        alive += 1
-        slots_alive += worker.registered.slots
-        if worker.draining:
-            continue
-        if not is_fresh(worker, flow_ms, limits):
-            stale += 1
-            continue
-        slots += worker.registered.slots
-        free_slots += slots_left(worker)
-        kv_tokens += worker.registered.kv_tokens
-        kv_tokens_held += worker.held_tokens
-        running += worker.held
-    return Capacity(
-        workers=alive,
-        stale=stale,
-        slots_alive=slots_alive,
-        slots=slots,
-        free_slots=free_slots,
-        kv_tokens=kv_tokens,
-        kv_tokens_held=kv_tokens_held,
-        running=running,
-    )
 
 
 class Room(NamedTuple):

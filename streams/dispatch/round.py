@@ -13,11 +13,12 @@ from schemas.events import Event, GenerationEnded, GenerationQueued, WorkerRegis
 from schemas.values import EndStatus, Failure, Notice
 from streams.dispatch import events
 from streams.dispatch.caches import Caches
+from streams.dispatch.capacities import Capacities
 from streams.dispatch.limits import Limits
-from streams.dispatch.load import Capacity, held_for, one_more
+from streams.dispatch.load import held_for, one_more
 from streams.dispatch.outbox import Mark, Outbox
 from streams.dispatch.overlays import Memory, Overlay
-from streams.dispatch.placement import Room, capacity_of
+from streams.dispatch.placement import Room
 from streams.dispatch.pool import Lease, Pool, Progress, Request, Worker
 from streams.dispatch.queue import Queue
 from streams.dispatch.records import end_key, progress_key, request_key, request_value, worker_key, worker_value
@@ -37,6 +38,7 @@ class Round:
         self.queue = Queue(pool, limits, self._most)
         self.workers = dict(pool.workers)
         self.caches = Caches(pool.cached)
+        self.capacities = Capacities(self.workers, flow_ms, limits)
         self.endings: Overlay[str, GenerationEnded] = Overlay(pool.endings)
         self.recent: Memory[bool] = Memory(pool.recent, limits.recent_max)
         self.affinity: Memory[Lease] = Memory(pool.affinity, limits.affinity_max)
@@ -49,8 +51,6 @@ class Round:
         self.empty_since_ms = dict(pool.empty_since_ms)
         self.reported_flow_ms = pool.reported_flow_ms
         self.tally = dict(pool.tally)
-        self._capacities: dict[str, Capacity] = {}
-        """By model, once it was asked for."""
         self.outbox = Outbox(pool.name)
 
     def settle(self) -> Pool:
@@ -136,7 +136,7 @@ class Round:
     def _most(self, model: str, account: str) -> int | None:
         if is_alone(self.askers.get(model), account, self.flow_ms, self.limits.others_ms):
             return None
-        return most(self.capacity(model).slots_alive, self.limits.others_share)
+        return most(self.capacities.of(model).slots_alive, self.limits.others_share)
 
     # --- requests ----------------------------------------------------------------------------------------------
 
@@ -285,24 +285,8 @@ class Round:
         """A worker's state changed."""
         before = self.workers.get(worker.registered.inbox)
         self.caches.changed(before, worker)
+        self.capacities.changed(before, worker)
         self.workers[worker.registered.inbox] = worker
-        if before is not None:
-            self._count(before, -1)
-        self._count(worker, 1)
-
-    def capacity(self, model: str) -> Capacity:
-        """What the workers of the model have together. Counted once a round, and kept as they change."""
-        known = self._capacities.get(model)
-        if known is None:
-            alike = [worker for worker in self.workers.values() if worker.registered.model == model]
-            known = self._capacities[model] = capacity_of(alike, self.flow_ms, self.limits)
-        return known
-
-    def _count(self, worker: Worker, times: int) -> None:
-        known = self._capacities.get(worker.registered.model)
-        if known is not None:
-            one = capacity_of((worker,), self.flow_ms, self.limits)
-            self._capacities[worker.registered.model] = known.plus(one, times)
 
     def keep(self, worker: Worker) -> None:
         """The same, in a way that must outlive us."""

@@ -170,7 +170,7 @@ def measured(round_: Round, model: str) -> LoadMeasured:
 
 def capacity(round_: Round, model: str) -> Capacity:
     """What the workers of the model have, and what of it is kept for paid traffic."""
-    has = round_.capacity(model)
+    has = round_.capacities.of(model)
     return replace(has, reserved=reserve(_paid_per_s(round_, model), has.slots, round_.hold_ms.get(model)))
 
 
