@@ -36,19 +36,29 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: str
     done_ms: int
     young: bool = True
-    again: bool = False
-    """The buckets are made again from usage."""
+    since_us: int = 0
+    """Where the buckets are made again from usage: from when on, and two refill times before, all was read; else 0."""
+    ended_us: int = 0
     tokens: int
     input_tokens: int
     output_tokens: int
     buckets: tuple[Bucket, ...]
 
 
-class Account:
-    """An account's keys."""
+class Levels:
+    """A hash of buckets: their levels and times, those that are made again, and when it was begun."""
 
     def __init__(self) -> None:
         self.levels: dict[str, tuple[int, int]] = {}
+        self.again: dict[str, tuple[int, int, int]] = {}
+        self.first: int | None = None
+
+
+class Account(Levels):
+    """An account's keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.held: dict[str, Held] = {}
         self.done: dict[str, int] = {}
         self.said: dict[str, Said] = {}
@@ -59,7 +69,7 @@ class LimitsTwin:
 
     def __init__(self) -> None:
         self._accounts: dict[Holder, Account] = {}
-        self._shared: dict[str | None, dict[str, tuple[int, int]]] = {}
+        self._shared: dict[str | None, Levels] = {}
 
     def reserve(self, demand: Demand, now_us: int) -> list[Any]:
         """As the function; see there."""
@@ -142,11 +152,13 @@ class LimitsTwin:
             return [0, 0, 0]
         else:
             code, back = 2, -used
-            levels = []
-            for bucket, (level, at_us) in zip(end.buckets, self._read(holder, end.buckets, now_us), strict=True):
-                left = level - _cost(bucket, end.tokens)
-                levels.append((max(left, min(level, 0)) if end.again else left, at_us))
-            self._write(holder, end.buckets, levels)
+            if end.since_us:
+                for bucket in end.buckets:
+                    _charge_again(self._levels(holder, bucket.name), bucket, end, now_us)
+            else:
+                found = zip(end.buckets, self._read(holder, end.buckets, now_us), strict=True)
+                levels = [(level - _cost(bucket, end.tokens), at_us) for bucket, (level, at_us) in found]
+                self._write(holder, end.buckets, levels)
         account.done[end.reply_id] = now_us + end.done_ms * 1000
         _weigh(account.said, end)
         return [0 if code == 1 and back >= 0 else now_us, code, back]
@@ -168,25 +180,29 @@ class LimitsTwin:
     def _account(self, holder: Holder) -> Account:
         return self._accounts.setdefault(holder, Account())
 
-    def _levels(self, holder: Holder, name: str) -> dict[str, tuple[int, int]]:
+    def _levels(self, holder: Holder, name: str) -> Levels:
         if name != ORGANISATION:
-            return self._account(holder).levels
-        return self._shared.setdefault(holder.organisation_id, {})
+            return self._account(holder)
+        return self._shared.setdefault(holder.organisation_id, Levels())
 
     def _read(self, holder: Holder, buckets: Sequence[Bucket], now_us: int) -> list[tuple[int, int]]:
         found = []
         for bucket in buckets:
-            level, at_us = self._levels(holder, bucket.name).get(bucket.name, (bucket.capacity * MICRO, now_us))
+            known = self._levels(holder, bucket.name).levels
+            level, at_us = known.get(bucket.name, (bucket.capacity * MICRO, now_us))
             found.append((refilled(level, at_us, bucket, now_us), max(at_us, now_us)))
         return found
 
     def _write(self, holder: Holder, buckets: Sequence[Bucket], levels: Sequence[tuple[int, int]]) -> None:
-        for bucket, level in zip(buckets, levels, strict=True):
-            self._levels(holder, bucket.name)[bucket.name] = level
+        for bucket, (level, at_us) in zip(buckets, levels, strict=True):
+            held = self._levels(holder, bucket.name)
+            if bucket.name not in held.levels and held.first is None:
+                held.first = at_us
+            held.levels[bucket.name] = (level, at_us)
 
     def _add(self, holder: Holder, names: Iterable[str], micro: int) -> None:
         for name in names:
-            levels = self._levels(holder, name)
+            levels = self._levels(holder, name).levels
             if name in levels:
                 level, at_us = levels[name]
                 levels[name] = (level + micro, at_us)
@@ -197,6 +213,31 @@ class LimitsTwin:
         for reply_id in over:
             gone = held.pop(reply_id)
             self._add(holder, gone.names, gone.micro)
+
+
+def _charge_again(held: Levels, bucket: Bucket, end: Settled, now_us: int) -> None:
+    """Rule 7 of `limits.lua`."""
+    full, cost, name = bucket.capacity * MICRO, _cost(bucket, end.tokens), bucket.name
+    first = now_us if held.first is None else held.first
+    if end.ended_us >= first:
+        until_us = min(end.ended_us, now_us)
+        level, at_us = held.levels.get(name, (full, until_us))
+        level = refilled(level, at_us, bucket, until_us)
+        held.levels[name] = (max(level - cost, min(level, 0)), max(at_us, until_us))
+        return
+    span_us = time_for_us(full, bucket.per_minute)
+    begun = (0, end.since_us - 2 * span_us, 0)
+    if name not in held.again and end.ended_us < begun[1]:
+        return
+    level, at_us, lately = held.again.get(name, begun)
+    before = min(full - refilled(level, at_us, bucket, first), lately)
+    level = max(refilled(level, at_us, bucket, end.ended_us) - cost, 0)
+    at_us = max(at_us, end.ended_us)
+    lately += cost if end.ended_us > first - span_us else 0
+    more = min(full - refilled(level, at_us, bucket, first), lately) - before
+    there, there_us = held.levels.get(name, (full, first))
+    held.first, held.again[name] = first, (level, at_us, lately)
+    held.levels[name] = (min(there, full) - more, there_us)
 
 
 def _cost(bucket: Bucket, tokens: int) -> int:

@@ -23,7 +23,7 @@ from schemas.tiers import (
 from schemas.tiers.library import CORRECT, NOTE, SETTLE, marker_keys
 
 MARGIN_MS = 600_000
-"""How far clocks may be apart, and how late a record may come, beside an account's window."""
+"""How far clocks may be apart, how late a record may come, and how long it may take until a loss is noticed."""
 WINDOW_MAX_MS = 86_400_000
 """The longest window that buckets are made again from."""
 
@@ -69,11 +69,12 @@ def charged_tokens(event: UsageRecorded) -> int:
 def settling(namespace: str, event: UsageRecorded, owner: Owner, now_ms: int, *, again: bool) -> Command:
     """The call that settles a reply. `again`: the buckets are made again from usage.
 
-    A record is charged without a reservation while it is younger than the account's window and a margin; the mark that
-    it was settled is kept for longer, so it is charged once, however often it comes.
+    A record is charged without a reservation while it is younger than the account's window (twice that, where buckets
+    are made again) and a margin; the mark that it was settled is kept for longer, so it is charged once, however often
+    it comes.
     """
     window = min(window_ms(owner.rules), WINDOW_MAX_MS)
-    young = now_ms - event.ended_at_ms <= window + MARGIN_MS
+    young = now_ms - event.ended_at_ms <= (2 * window if again else window) + MARGIN_MS
     written = event.cache_write_input_tokens + event.cache_write_long_input_tokens
     prompt = event.uncached_input_tokens + event.cache_read_input_tokens + written
     buckets = buckets_of(owner.rules, event.model, event.pool, owner.holder)
@@ -88,10 +89,11 @@ def settling(namespace: str, event: UsageRecorded, owner: Owner, now_ms: int, *,
         shared_key,
         event.reply_id.encode(),
         event.conversation_id.encode(),
-        b"%d" % (window + 2 * MARGIN_MS),
+        b"%d" % (2 * window + 2 * MARGIN_MS),
         b"%d" % keep_ms(owner.rules),
         b"1" if young else b"0",
-        b"1" if again else b"0",
+        b"%d" % ((now_ms - MARGIN_MS) * 1000 if again else 0),
+        b"%d" % (event.ended_at_ms * 1000),
         b"%d" % charged_tokens(event),
         b"%d" % prompt,
         b"%d" % event.output_tokens,
@@ -102,7 +104,7 @@ def settling(namespace: str, event: UsageRecorded, owner: Owner, now_ms: int, *,
 
 
 def settled_with(namespace: str, event: UsageRecorded, owner: Owner) -> Command:
-    """Asks with how many tokens a reply was settled; nil: it was not, or too long ago (`window_ms` and twice
+    """Asks with how many tokens a reply was settled; nil: it was not, or too long ago (twice `window_ms` and
     `MARGIN_MS`)."""
     account_key, _ = owner.holder.keys(namespace)
     key = b"%b:done:%b" % (account_key, event.reply_id.encode())

@@ -4,9 +4,10 @@
    bills say nothing about buckets. Settling twice is settling once (`schemas/tiers/limits.lua`, rule 4).
 2. What was submitted is sent in one round trip a turn; committed is what was answered.
 3. A marker in Redis has a name, and how far each partition has come. When it is another one, has gone, or has fallen
-   back, the store was lost, restarted empty, or failed over: the partition is read again from the longest window of an
-   account ago, and what it says is charged to buckets that begin full. No bucket then holds more than it would have
-   held: it held nothing or more at the beginning of that window, and what came back since is all of its capacity.
+   back, the store was lost, restarted empty, or failed over: the partition is read again from twice the longest window
+   of an account ago (and margins), and what it says is charged as of the time when it ended, with the refill in
+   between. No bucket then holds more than it would have held, unless that was a debt: it begins empty, and each reply
+   is charged at its end, when what it had reserved at its beginning had come back in part already.
 4. Until every partition has been made again, nothing says that the buckets are whole, and the API grants from shares
    of its own. Reservations of replies that ran are lost with the store; each is charged when its reply ends.
 5. While Redis is away nothing is committed; submitted records wait, up to a bound.
@@ -221,7 +222,7 @@ class LimitsStep:
         return lost
 
     def _again(self, lost: Mapping[Partition, int | None], now_ms: int) -> None:
-        since_ms = now_ms - self._owners.window_ms() - commands.MARGIN_MS
+        since_ms = now_ms - 2 * self._owners.window_ms() - 2 * commands.MARGIN_MS
         offsets: dict[Partition, int] = {}
         for partition, offset in lost.items():
             owned = self._owned[partition]

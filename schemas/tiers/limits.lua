@@ -12,10 +12,16 @@
 --    keys are kept is renewed once in a while (`RENEW_US`); levels and times are packed as doubles.
 -- 6. A bucket that is not there is full. What is given back is added to the level as it stood when it was last written,
 --    which is the same as adding it now, because the capacity is looked at when it is read.
+-- 7. `first` is when a hash was begun, which after a loss is after it. What ended before that and is charged again is
+--    taken as it would have been then: `again:<name>` is a second bucket, without what was taken since. It begins empty,
+--    two refill times before all that is read again, and is charged in the order of time, with its refill in between and
+--    never more than it holds. What it lacked at `first` is what the bucket itself has less. So the time at which the log
+--    is read makes no difference, nor does what is reserved meanwhile. A bucket never lacks more than what was used in
+--    the refill time before, whatever the order (accounts of an organisation are in several partitions).
 --
 -- Keys. KEYS[1] is the account's, `<namespace>:limits:{<tag>}:<account>`, KEYS[2] what its hash tag shares,
--- `<namespace>:limits:{<tag>}`; both hash: name of a bucket -> level and time (us), packed; the account's also `next`. With
--- the same tag, derived from the first: `:held` hash, reply -> the end of its lease (us) and its millionths, packed, and
+-- `<namespace>:limits:{<tag>}`; both hash: name of a bucket -> level and time (us), packed; `first`, and `again:<name>` ->
+-- level, time and what was charged in the last refill time; the account's also `next`. With the same tag, derived from the first: `:held` hash, reply -> the end of its lease (us) and its millionths, packed, and
 -- the names of its buckets, a line each; `:done:<reply>`; `:said:<conversation>` hash, what a prompt that goes on there weighs.
 
 local MICRO = 1000000
@@ -23,6 +29,9 @@ local PAIR = '<dd'
 local NAMES_FROM = 17
 local SHARED = 'organisation'
 local NEXT = 'next'
+local FIRST = 'first'
+local AGAIN = 'again:'
+local TRIPLE = '<ddd'
 local AT_ONCE = 1000
 local RENEW_US = 600000000
 local RENEW_MS = 600000
@@ -92,6 +101,7 @@ local function read(keys, args, first, now)
     end
     local at
     bucket.level, bucket.at, at = refilled(value, bucket.capacity, bucket.rate, now)
+    bucket.begun = not at
     bucket.stale = not at or math.floor(at / RENEW_US) ~= math.floor(now / RENEW_US)
   end
   return buckets, tonumber(values[#names])
@@ -99,11 +109,14 @@ end
 
 -- `due`: what `next` has to say, if that changes.
 local function write(keys, buckets, keep_ms, due)
-  local words, stale = {}, false
+  local words, stale, begun = {}, false, nil
   for _, bucket in ipairs(buckets) do
     local value = packed(bucket.level, bucket.at)
     if bucket.name == SHARED then
       redis.call('HSET', keys[2], SHARED, value)
+      if bucket.begun then
+        redis.call('HSETNX', keys[2], FIRST, whole(bucket.at))
+      end
       if bucket.stale then
         redis.call('PEXPIRE', keys[2], keep_ms + RENEW_MS)
       end
@@ -111,6 +124,7 @@ local function write(keys, buckets, keep_ms, due)
       words[#words + 1] = bucket.name
       words[#words + 1] = value
       stale = stale or bucket.stale
+      begun = bucket.begun and bucket.at or begun
     end
   end
   if due then
@@ -119,6 +133,9 @@ local function write(keys, buckets, keep_ms, due)
   end
   if #words > 0 then
     redis.call('HSET', keys[1], unpack(words))
+  end
+  if begun then
+    redis.call('HSETNX', keys[1], FIRST, whole(begun))
   end
   if stale then
     redis.call('PEXPIRE', keys[1], keep_ms + RENEW_MS)
@@ -353,16 +370,49 @@ local function weigh(said, reply, input, output)
   end
 end
 
+-- Charge a bucket that is made again with a reply that ended then. See rule 7.
+local function charge_again(key, bucket, cost, ended, since, now)
+  local name, capacity, rate = bucket.name, bucket.capacity, bucket.rate
+  local found = redis.call('HMGET', key, name, FIRST, AGAIN .. name)
+  local value, first = found[1], tonumber(found[2] or now)
+  if ended >= first then
+    local level, at = refilled(value, capacity, rate, math.min(ended, now))
+    redis.call('HSET', key, name, packed(math.max(level - cost, math.min(level, 0)), at))
+    return
+  end
+  local span = time_for(capacity, rate)
+  local level, at, lately = 0, since - 2 * span, 0
+  if found[3] then
+    level, at, lately = struct.unpack(TRIPLE, found[3])
+  elseif ended < at then
+    return
+  end
+  local function lacking()
+    return math.min(capacity - refilled(packed(level, at), capacity, rate, first), lately)
+  end
+  local before = lacking()
+  level, at = refilled(packed(level, at), capacity, rate, ended)
+  level = math.max(level - cost, 0)
+  lately = lately + (ended > first - span and cost or 0)
+  local there, then_at = capacity, first
+  if value then
+    there, then_at = parsed(value)
+  end
+  there = math.min(there, capacity) - (lacking() - before)
+  redis.call('HSET', key, FIRST, whole(first), name, packed(there, then_at), AGAIN .. name, struct.pack(TRIPLE, level, at, lately))
+end
+
 -- The reply has ended. ARGV: reply, conversation, how long `done` is kept in ms, keep_ms, '1' if its record is young
--- enough to be charged, '1' if the buckets are made again from usage (then none is charged more than it holds), tokens
--- to be charged, tokens of the whole prompt (0: not counted), of output, the buckets.
+-- enough to be charged; where the buckets are made again from usage, the time (us) from which on all was read again, and two
+-- refill times of a bucket before it, else '0'; when the reply ended (us); tokens to be charged, tokens of the whole
+-- prompt (0: not counted), of output, the buckets.
 -- Returns the time (0 where it does not matter), what became of it (0: nothing, it was settled before or is too old; 1:
 -- settled with its reservation; 2: charged without one) and the millionths given back (negative: charged besides).
 local function settle(keys, args)
   local reply = args[1]
   local held, done = keys[1] .. ':held', keys[1] .. ':done:' .. reply
   local value = redis.call('HGET', held, reply)
-  local used = args[7] * MICRO
+  local used = args[8] * MICRO
   local now, code, back = 0, 1, 0
   if value then
     local _, micro, names = opened(value)
@@ -372,7 +422,7 @@ local function settle(keys, args)
     else
       now = now_us()
       local changed, known, others = {}, {}, {}
-      for _, bucket in ipairs((read(keys, args, 10, now))) do
+      for _, bucket in ipairs((read(keys, args, 11, now))) do
         known[bucket.name] = bucket
       end
       for _, name in ipairs(names) do
@@ -395,15 +445,22 @@ local function settle(keys, args)
   else
     now = now_us()
     code, back = 2, -used
-    local buckets = read(keys, args, 10, now)
+    local buckets, since = read(keys, args, 11, now), tonumber(args[6])
     for _, bucket in ipairs(buckets) do
-      local left = bucket.level - (bucket.name == 'requests' and MICRO or used)
-      bucket.level = args[6] == '1' and math.max(left, math.min(bucket.level, 0)) or left
+      local cost = bucket.name == 'requests' and MICRO or used
+      if since > 0 then
+        local key = bucket.name == SHARED and keys[2] or keys[1]
+        charge_again(key, bucket, cost, tonumber(args[7]), since, now)
+        redis.call('PEXPIRE', key, args[4] + RENEW_MS)
+      end
+      bucket.level = bucket.level - cost
     end
-    write(keys, buckets, args[4])
+    if since == 0 then
+      write(keys, buckets, args[4])
+    end
   end
-  redis.call('SET', done, args[7], 'PX', args[3])
-  weigh(keys[1] .. ':said:' .. args[2], reply, tonumber(args[8]), tonumber(args[9]))
+  redis.call('SET', done, args[8], 'PX', args[3])
+  weigh(keys[1] .. ':said:' .. args[2], reply, tonumber(args[9]), tonumber(args[10]))
   return {now, code, back}
 end
 

@@ -41,11 +41,14 @@ for _, key in ipairs(KEYS) do
     local items = redis.call('HGETALL', key)
     for i = 1, #items, 2 do
       local name, value = items[i], items[i + 1]
-      if name == 'next' then
+      if name == 'next' or name == 'first' then
         redis.call('HSET', key, name, string.format('%.0f', value - shift))
       elseif string.sub(key, -5) == ':held' then
         local due, micro = struct.unpack('<dd', value)
         redis.call('HSET', key, name, struct.pack('<dd', due - shift, micro) .. string.sub(value, 17))
+      elseif string.sub(name, 1, 6) == 'again:' then
+        local level, at, lately = struct.unpack('<ddd', value)
+        redis.call('HSET', key, name, struct.pack('<ddd', level, at - shift, lately))
       elseif not string.find(key, ':said:', 1, true) then
         local level, at = struct.unpack('<dd', value)
         redis.call('HSET', key, name, struct.pack('<dd', level, at - shift))
@@ -68,7 +71,8 @@ class Server:
 
     def settle(self, holder: Holder, end: Settled) -> Any:
         words = [end.reply_id.encode(), end.conversation_id.encode(), b"%d" % end.done_ms, b"3600000"]
-        words += [b"%d" % end.young, b"%d" % end.again, b"%d" % end.tokens, b"%d" % end.input_tokens]
+        words += [b"%d" % end.young, b"%d" % end.since_us, b"%d" % end.ended_us]
+        words += [b"%d" % end.tokens, b"%d" % end.input_tokens]
         return self.call(SETTLE, holder, [*words, b"%d" % end.output_tokens, *bucket_words(end.buckets)])
 
     def stored(self) -> list[bytes]:
@@ -85,13 +89,13 @@ class Twin(LimitsTwin):
     """With the same hand on the clock."""
 
     def earlier(self, us: int) -> None:
+        for hash_ in (*self._accounts.values(), *self._shared.values()):
+            hash_.levels = {name: (level, at - us) for name, (level, at) in hash_.levels.items()}
+            hash_.again = {name: (level, at - us, lately) for name, (level, at, lately) in hash_.again.items()}
+            hash_.first = None if hash_.first is None else hash_.first - us
         for account in self._accounts.values():
-            account.levels = {name: (level, at - us) for name, (level, at) in account.levels.items()}
             for held in account.held.values():
                 held.until_us -= us
-        for levels in self._shared.values():
-            for name, (level, at) in list(levels.items()):
-                levels[name] = (level, at - us)
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +111,13 @@ def moves(draw: Any) -> list[tuple[Any, ...]]:
     conversation = st.sampled_from(["c1", "c2"])
     tokens = st.integers(0, 500)
     before = st.sampled_from(["none", "last", "most", 7, 90_000])
+    ago = st.none() | st.integers(0, 200_000_000)
+    """When it ended, where buckets are made again."""
     one = st.one_of(
         st.tuples(st.just("reserve"), holder, reply, conversation, tokens, tokens, before),
         st.tuples(st.just("confirm"), holder, reply, conversation, tokens, tokens, before),
         st.tuples(st.just("release"), holder, reply),
-        st.tuples(st.just("settle"), holder, reply, conversation, tokens, tokens, st.booleans(), st.booleans()),
+        st.tuples(st.just("settle"), holder, reply, conversation, tokens, tokens, st.booleans(), ago),
         st.tuples(st.just("look"), holder),
         st.tuples(st.just("wait"), st.sampled_from([1, 999, 1_000_000, 14_999_999, 15_000_001, 61_000_000, 10**10])),
     )
@@ -153,20 +159,22 @@ def _both(server: Server, twin: Twin, rules: Any, kind: str, what: list[Any]) ->
             real = server.call(RELEASE, holder, [what[1].encode()])
             assert real == twin.release(holder, what[1])
         case "settle":
-            _, reply, conversation, tokens, output, young, again = what
+            _, reply, conversation, tokens, output, young, ago_us = what
+            now_us = server.redis.time()[0] * 1_000_000
             end = Settled(
                 reply_id=reply,
                 conversation_id=conversation,
                 done_ms=3_600_000,
                 young=young,
-                again=again,
+                since_us=0 if ago_us is None else now_us - 30_000_000,
+                ended_us=now_us - (ago_us or 0),
                 tokens=tokens,
                 input_tokens=tokens,
                 output_tokens=output,
                 buckets=buckets_of(rules, "m", "p", holder),
             )
             real = server.settle(holder, end)
-            assert real == twin.settle(holder, end, real[0] or server.redis.time()[0] * 1_000_000)
+            assert real == twin.settle(holder, end, real[0] or now_us)
         case "look":
             buckets = all_buckets(rules, holder)
             real = server.call(LOOK, holder, bucket_words(buckets))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from redis import Redis
 
-from api.limits import Granted, Looked, bucket_words, confirm_words, looked, outcome, reserve_words
+from api.limits import Granted, Leases, Looked, bucket_words, confirm_words, looked, outcome, reserve_words
+from api.limits_twin import LimitsTwin, Settled
 from projections.limits.commands import MARGIN_MS, Owners, charged_tokens
 from projections.limits.step import LimitsStep, Span
 from projections.redis import functions
@@ -16,7 +17,7 @@ from projections.redis.client import Store
 from schemas.account import Accounts
 from schemas.events import AccountOpened, LimitsChanged, UsageAdjusted, UsageRecorded
 from schemas.examples import EXAMPLES
-from schemas.tiers import DEFAULT_TIERS, Holder, all_buckets
+from schemas.tiers import DEFAULT_TIERS, MICRO, Holder, all_buckets
 from schemas.tiers.library import CONFIRM, LOOK, RESERVE, marker_keys
 from streams.log.steps import Partition, Rewind
 from tests.api.demands import RULES, demand
@@ -232,6 +233,7 @@ def test_a_reply_whose_lease_is_over_is_charged_when_it_ends(world):
 def test_a_record_that_is_older_than_the_window_and_was_never_reserved_charges_nothing(world, monkeypatch):
     monkeypatch.setitem(TIERS, "free", replace(SLOW, tokens_per_minute=1_000))
     window_ms = 60_000
+    world.finish()
     world.append(ended("rep_1", ago_ms=window_ms + MARGIN_MS + 5_000), ended("rep_2", ago_ms=window_ms))
     world.finish()
     assert world.step.counts.settled == 1
@@ -340,6 +342,136 @@ def test_a_lost_redis_is_noticed_and_its_buckets_are_made_again_from_usage(valke
     assert left(world) == 1_000 - 350
     assert world.whole() not in (None, whole)
     assert world.step.counts.rebuilds >= 2
+
+
+def flush(world):
+    for key in world.redis.scan_iter(f"{world.namespace}:*", count=1_000):
+        world.redis.delete(key)
+
+
+@pytest.mark.parametrize("touched", [False, True], ids=["untouched", "sent to meanwhile"])
+def test_what_came_back_before_the_loss_is_there_after_it(world, monkeypatch, touched):
+    """60 requests and 6,000 tokens a minute; 66 requests five minutes ago, as fast as may be, and 3 lately."""
+    rules = replace(RULES, burst_tokens=6_000)
+    monkeypatch.setitem(TIERS, "free", rules)
+    world.append(*(ended(f"old_{n}", 90, ago_ms=310_000 - n * 100) for n in range(66)))
+    world.append(*(ended(f"new_{n}", 90, ago_ms=30_000) for n in range(3)))
+    world.finish()
+    flush(world)
+    if touched:
+        world.reserve("rep_1", rules=rules)
+    world.finish()
+    assert world.step.counts.rebuilds >= 2
+    requests, tokens = world.look(rules=rules).standing.levels
+    assert requests.available >= 59
+    assert tokens.available >= 5_900
+    assert world.whole()
+
+
+def test_what_was_used_just_before_the_loss_is_not_there_after_it(world, monkeypatch):
+    rules = replace(RULES, burst_tokens=6_000)
+    monkeypatch.setitem(TIERS, "free", rules)
+    world.append(*(ended(f"rep_{n}", 100, ago_ms=200 - n) for n in range(58)))
+    world.finish()
+    flush(world)
+    began = time.time()
+    world.reserve("running", rules=rules)
+    world.finish()
+    requests, tokens = world.look(rules=rules).standing.levels
+    most = time.time() - began + 1
+    assert 1 <= requests.available + 1 <= 2 + most
+    assert 100 <= tokens.available + 1 <= 100 + most * 100
+
+
+RATES = replace(RULES, requests_per_minute=60, burst_tokens=2_000, organisation_tokens_per_minute=4_000)
+MEMBERS = (Holder("a", "o"), Holder("b", "o"))
+HISTORIES = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.integers(0, 30_000) | st.integers(0, 30_000) | st.integers(0, 400_000),
+        st.sampled_from([50, 50, 1_000, 60_000]),
+        st.sampled_from([60, 300, 800]),
+        st.sampled_from([0.0, 1.0, 1.0, 0.5]),
+    ),
+    min_size=12,
+    max_size=40,
+)
+"""Of replies: whose, how long ago it came, how long it ran (ms), what it reserved, and the share that it used."""
+
+
+def never_lost(history, now_us):
+    """The buckets that were never lost, as the twin keeps them; and the records of what was granted."""
+    twin, ends, records = LimitsTwin(), [], []
+    moments = []
+    for number, (whose, ago_ms, ran_ms, tokens, share) in enumerate(history):
+        came_us = now_us - max(ago_ms, ran_ms) * 1_000
+        moments.append((came_us, 0, number))
+        ends.append((whose, came_us + ran_ms * 1_000, tokens, int(tokens * share)))
+        moments.append((ends[-1][1], 1, number))
+    granted = set()
+    for at_us, kind, number in sorted(moments):
+        whose, ended_us, tokens, used = ends[number]
+        holder, reply_id = MEMBERS[whose], f"rep_{number}"
+        asked = demand(
+            reply_id,
+            holder.account_id,
+            RATES,
+            organisation_id="o",
+            prompt_tokens=0,
+            output_tokens=tokens,
+            leases=Leases(door_ms=10**9, reply_ms=10**9),
+        )
+        if kind == 0:
+            if isinstance(outcome(twin.reserve(asked, at_us), asked), Granted):
+                granted.add(number)
+        elif number in granted:
+            end = Settled(
+                reply_id=reply_id,
+                conversation_id="conv",
+                done_ms=10**9,
+                tokens=used,
+                input_tokens=0,
+                output_tokens=used,
+                buckets=asked.buckets,
+            )
+            twin.settle(holder, end, at_us)
+            record = ended(reply_id, used, account_id=holder.account_id)
+            records.append((whose, replace(record, ended_at_ms=-(-ended_us // 1000))))
+    return twin, records
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(history=HISTORIES, touched=st.booleans())
+def test_buckets_made_again_hold_what_they_held_where_nothing_was_lost_or_less(world, monkeypatch, history, touched):
+    monkeypatch.setitem(TIERS, "free", RATES)
+    world.namespace = fresh_namespace()
+    world.logs = {Partition("usage", number): [] for number in range(2)}
+    for holder in MEMBERS:
+        opened = AccountOpened(account_id=holder.account_id, name="x", tier="free", opened_at_ms=1, organisation_id="o")
+        world.accounts.apply(opened.key(), opened)
+    world.now_ms = 0
+    now_us = time.time_ns() // 1_000
+    twin, records = never_lost(history, now_us)
+    for whose, record in records:
+        world.append(record, number=whose)
+    world.begin()
+    tokens = 0
+    if touched and isinstance(world.reserve("late", "a", organisation_id="o", rules=RATES), Granted):
+        tokens = 100
+    world.finish()
+    assert world.whole()
+    for holder in MEMBERS:
+        buckets = all_buckets(RATES, holder)
+        real = world.look(holder, RATES).standing.levels
+        then_us = time.time_ns() // 1_000
+        held = twin.look(holder, buckets, then_us)[2::2]
+        for level, micro in zip(real, held, strict=True):
+            taken = {"requests": 1 if tokens and holder.account_id == "a" else 0, "organisation": tokens}
+            less = taken.get(level.bucket.name, tokens if holder.account_id == "a" else 0)
+            came_back = (then_us - now_us) * level.bucket.per_minute // 60
+            assert level.micro <= micro + 1_000 - max(less * MICRO - came_back, 0), level
+            full = not any(then_us // 1000 - record.ended_at_ms < 130_000 for _, record in records)
+            assert not full or level.available >= level.bucket.capacity - less, level
 
 
 def test_buckets_made_again_never_hold_less_than_nothing(valkey):
