@@ -2,9 +2,9 @@
 
 import msgspec
 
-from schemas.account import Accounts, effective
+from schemas.account import Accounts, rules_for
 from schemas.events import KeyIssued
-from schemas.tiers import Holder, TierRules, Tiers, rules_of
+from schemas.tiers import Holder, TierRules, Tiers
 from schemas.values import Tier
 
 
@@ -18,7 +18,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     organisation_id: str | None = None
     tier: Tier
     rules: TierRules
-    """Its tier's, with the account's own limits in them."""
+    """Its tier's, with the account's own limits in them, and its organisation's."""
 
     until_ms: int | None = None
     """When its token expires; None: it came with a key."""
@@ -40,7 +40,7 @@ def caller_of(accounts: Accounts, tiers: Tiers, issued: KeyIssued, now_ms: int) 
         user_id=issued.user_id,
         organisation_id=account.organisation_id,
         tier=account.tier,
-        rules=effective(account, rules_of(tiers, account.tier)),
+        rules=rules_for(accounts, account, tiers),
     )
 
 
@@ -57,6 +57,6 @@ def caller_of_user(
         user_id=user_id,
         organisation_id=account.organisation_id,
         tier=account.tier,
-        rules=effective(account, rules_of(tiers, account.tier)),
+        rules=rules_for(accounts, account, tiers),
         until_ms=until_ms,
     )

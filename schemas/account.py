@@ -9,6 +9,8 @@ Rules:
 3. A token of an issuer opens its account while the account is open and lets its user in: one of its users, or, where it
    admits unknown users, one that it has never removed.
 4. The tier's rules hold, each limit that the account has of its own before the tier's.
+5. The limit that an organisation's accounts share is the organisation's own: the largest that the tier of one of its
+   open accounts gives. It is the same for all of them, whoever asks, also for one whose tier gives none.
 
 At no moment does a thread that asks see less than was there before or is there now: what replaces a fact takes its
 place at once.
@@ -34,7 +36,7 @@ from schemas.events import (
     UserAdded,
     UserRemoved,
 )
-from schemas.tiers import TierRules
+from schemas.tiers import TierRules, Tiers, rules_of
 from schemas.values import Tier
 
 
@@ -85,11 +87,15 @@ class Accounts:
         """Of accounts, sorted."""
         self._keys: dict[str, KeyIssued] = {}
         """By hash."""
+        self._tiers: dict[str, dict[Tier, int]] = {}
+        """How many open accounts of each tier an organisation has."""
 
     def apply(self, key: str, event: Event | None) -> None:
         """A record of the topic: its key and its event, None for a tombstone."""
         before = self._facts.get(key)
         account_id = key.partition("/")[0]
+        moves = isinstance(event or before, AccountOpened | AccountClosed | TierChanged)
+        place = self._place(account_id) if moves else None
         if event is None:
             self._facts.pop(key, None)
             self._of.get(account_id, {}).pop(key, None)
@@ -103,6 +109,9 @@ class Accounts:
             self._keys[event.key_hash] = event
         if isinstance(before, KeyIssued) and not (isinstance(event, KeyIssued) and event.key_hash == before.key_hash):
             self._keys.pop(before.key_hash, None)
+        if moves and (now := self._place(account_id)) != place:
+            self._count(now, 1)
+            self._count(place, -1)
 
     def fact(self, key: str) -> Event | None:
         """The newest event of a record key."""
@@ -148,6 +157,10 @@ class Accounts:
             found += [account for one in ids if (account := self.account(one)) is not None]
             place += limit
         return tuple(found[:limit])
+
+    def tiers_of(self, organisation_id: str) -> tuple[Tier, ...]:
+        """Those that the organisation's open accounts have."""
+        return tuple(self._tiers.get(organisation_id, ()))
 
     def users(self, account_id: str) -> tuple[UserAdded, ...]:
         """The account's users, in the order in which they were added."""
@@ -203,8 +216,38 @@ class Accounts:
         account = self.account(issued.account_id)
         return account is not None and account.closed_at_ms is None
 
+    def _place(self, account_id: str) -> tuple[str, Tier] | None:
+        """An open account's organisation, and its tier there."""
+        account = self.account(account_id)
+        if account is None or account.organisation_id is None or account.closed_at_ms is not None:
+            return None
+        return account.organisation_id, account.tier
+
+    def _count(self, place: tuple[str, Tier] | None, more: int) -> None:
+        if place is None:
+            return
+        organisation_id, tier = place
+        counts = self._tiers.get(organisation_id, {})
+        counts = {name: n for name, n in {**counts, tier: counts.get(tier, 0) + more}.items() if n}
+        if counts:
+            self._tiers[organisation_id] = counts
+        else:
+            self._tiers.pop(organisation_id, None)
+
     def _facts_of(self, account_id: str) -> list[Event]:
         return [fact for key in list(self._of.get(account_id, ())) if (fact := self._facts.get(key)) is not None]
+
+
+def rules_for(accounts: Accounts, account: Account, tiers: Tiers) -> TierRules:
+    """What holds for an account. See rules 4 and 5."""
+    rules = effective(account, rules_of(tiers, account.tier))
+    if account.organisation_id is None:
+        return rules
+    of_tiers = (
+        rules_of(tiers, tier).organisation_tokens_per_minute for tier in accounts.tiers_of(account.organisation_id)
+    )
+    shared = max((most for most in of_tiers if most is not None), default=None)
+    return msgspec.structs.replace(rules, organisation_tokens_per_minute=shared)
 
 
 def effective(account: Account, rules: TierRules) -> TierRules:

@@ -6,7 +6,7 @@ Also what a check of them asks: with what a reply was settled, and how far the s
 import msgspec
 
 from projections.redis.client import Command, pack
-from schemas.account import Accounts, effective
+from schemas.account import Accounts, effective, rules_for
 from schemas.events import UsageRecorded
 from schemas.tiers import (
     MICRO,
@@ -47,8 +47,7 @@ class Owners:
         account = self._accounts.account(event.account_id)
         if account is None:
             return Owner(Holder(event.account_id), rules_of(self._tiers, event.tier))
-        rules = effective(account, rules_of(self._tiers, account.tier))
-        return Owner(Holder(account.id, account.organisation_id), rules)
+        return Owner(Holder(account.id, account.organisation_id), rules_for(self._accounts, account, self._tiers))
 
     def window_ms(self) -> int:
         """The longest of all accounts: what is older need not be known to make the buckets again."""

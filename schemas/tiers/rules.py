@@ -27,7 +27,8 @@ class TierRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pool_tokens_per_minute: dict[str, int] = {}
     """The same by pool."""
     organisation_tokens_per_minute: int | None = None
-    """Of the bucket that all accounts of an organisation share; absent: none."""
+    """Of the bucket that all accounts of an organisation share; absent: none. Where their tiers differ, the largest
+    holds for all of them."""
     output_tokens_max: int | None = None
     """Of one reply; absent: what the model allows."""
     running_max: int

@@ -14,7 +14,8 @@ from api.limits_door import LimitPolicy
 from api.limits_headers import duration, headers_of
 from api.limits_spend import until_next_month_s
 from api.limits_twin import LimitsTwin, Settled
-from schemas.events import MessageSubmitted
+from schemas.events import AccountOpened, KeyIssued, MessageSubmitted
+from schemas.ids import key_hash
 from schemas.tiers import DEFAULT_TIERS, MICRO, Bucket, Holder, buckets_of, refilled, time_for_us
 from tests.api.demands import LEASES, RULES, demand
 from tests.api.world import BOB, Process, World, eventually
@@ -210,6 +211,29 @@ async def test_model_and_pool_buckets_are_taken_from_together_or_not_at_all(worl
     assert "'pool:default'" in refused.json["detail"]
     again = await limits(api)
     assert again["model:smollm2-135m-instruct"]["reserved"] == found["model:smollm2-135m-instruct"]["reserved"]
+
+
+@pytest.mark.parametrize("asking", ["small", "large", "none"])
+async def test_accounts_of_an_organisation_share_one_bucket_whatever_their_tiers(world: World, asking: str) -> None:
+    """The API's side in memory; the same through the real functions: test_limits_step."""
+    for tier, shared in (("small", 1_000), ("large", 900_000), ("none", None)):
+        world.tiers[tier] = replace(FREE, tokens_per_minute=1_000_000, organisation_tokens_per_minute=shared)
+        world.append(AccountOpened(account_id=tier, name="x", tier=tier, opened_at_ms=1, organisation_id="o"))
+        issued = KeyIssued(account_id=tier, key_id="1", key_hash=key_hash(f"tlk_{tier}"), issued_at_ms=1)
+        world.append(issued)
+    await eventually("the accounts are known", lambda: world.accounts.knows(issued))
+    api = world.process()
+
+    async def shared(tier: str) -> Any:
+        found = (await api.call("GET", "/v1/limits", key=f"tlk_{tier}")).json["data"]
+        return next(bucket for bucket in found if bucket["name"] == "organisation")
+
+    body = {"content": "hello", "max_output_tokens": 4_000}
+    assert (await api.call("POST", "/v1/messages", key=f"tlk_{asking}", body=body)).status == 202
+    for tier in ("small", "large", "none"):
+        bucket = await shared(tier)
+        assert (bucket["capacity"], bucket["refill_per_s"]) == (900_000, 15_000.0)
+        assert 895_900 < bucket["available"] < 897_000
 
 
 async def test_the_tiers_longest_output_is_a_bad_request_above_and_holds_where_nothing_is_said(world: World) -> None:

@@ -14,7 +14,7 @@ from projections.limits.commands import MARGIN_MS, Owners, charged_tokens
 from projections.limits.step import LimitsStep, Span
 from projections.redis import functions
 from projections.redis.client import Store
-from schemas.account import Accounts
+from schemas.account import Accounts, rules_for
 from schemas.events import AccountOpened, LimitsChanged, UsageAdjusted, UsageRecorded
 from schemas.examples import EXAMPLES
 from schemas.tiers import DEFAULT_TIERS, MICRO, Holder, all_buckets
@@ -252,6 +252,33 @@ def test_an_organisation_shares_one_bucket(world, monkeypatch):
     world.finish()
     looked_at = world.look(Holder("b", "o"), rules)
     assert [level.available for level in looked_at.standing.levels[1:]] == [1_000, 500]
+
+
+def test_accounts_of_different_tiers_share_the_organisations_bucket_and_none_lowers_it(world, monkeypatch):
+    tiers = {"small": 1_000, "large": 900_000, "none": None}
+    for tier, shared in tiers.items():
+        monkeypatch.setitem(TIERS, tier, replace(SLOW, burst_tokens=900_000, organisation_tokens_per_minute=shared))
+        opened = AccountOpened(account_id=tier, name="x", tier=tier, opened_at_ms=1, organisation_id="o")
+        world.accounts.apply(opened.key(), opened)
+    rules = {tier: rules_for(world.accounts, world.accounts.account(tier), TIERS) for tier in tiers}
+    now_us = time.time_ns() // 1_000
+    twin = LimitsTwin()
+    took = {"large": 700_000, "small": 10, "none": 100_000}
+    for tier, tokens in took.items():
+        asked = {"rules": rules[tier], "organisation_id": "o", "prompt_tokens": 0, "output_tokens": tokens}
+        assert isinstance(world.reserve(f"rep_{tier}", tier, context_tokens=10**6, **asked), Granted)
+        twin.reserve(demand(f"rep_{tier}", tier, context_tokens=10**6, **asked), now_us)
+    left = 900_000 - sum(took.values())
+    for tier in tiers:
+        level = world.look(Holder(tier, "o"), rules[tier]).standing.level("organisation")
+        assert level.bucket.capacity == 900_000
+        assert left <= level.available < left + 15_000 * (1 + time.time() - now_us / 1e6)
+        assert twin.look(Holder(tier, "o"), (level.bucket,), now_us)[2] == left * MICRO
+    world.append(*(ended(f"rep_{tier}", 0, account_id=tier, tier=tier) for tier in ("small", "large")))
+    world.append(ended("never_reserved", 50_000, account_id="none", tier="none"))
+    world.finish()
+    level = world.look(Holder("small", "o"), rules["small"]).standing.level("organisation")
+    assert left + 700_010 - 50_000 <= level.available <= 900_000
 
 
 def test_the_accounts_own_limits_count(world):

@@ -6,8 +6,9 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from schemas.account import Accounts, effective
+from schemas.account import Accounts, effective, rules_for
 from schemas.events import (
     AccountClosed,
     AccountOpened,
@@ -107,6 +108,35 @@ def test_the_newest_name_tier_and_limits_hold():
     assert rules.tokens_per_minute == DEFAULT_TIERS["paid"].tokens_per_minute
 
 
+SHARING = {
+    "free": replace(DEFAULT_TIERS["free"], organisation_tokens_per_minute=1_000),
+    "paid": replace(DEFAULT_TIERS["paid"], organisation_tokens_per_minute=900_000),
+    "none": DEFAULT_TIERS["free"],
+}
+
+
+def of_organisation(account_id, tier, organisation_id="o"):
+    return AccountOpened(account_id=account_id, name="x", tier=tier, opened_at_ms=1, organisation_id=organisation_id)
+
+
+def shared_limits(*events):
+    accounts = folded(*events)
+    return {one.id: rules_for(accounts, one, SHARING).organisation_tokens_per_minute for one in accounts.accounts()}
+
+
+def test_an_organisation_has_one_limit_whoever_asks_the_largest_of_its_open_accounts_tiers():
+    free, paid, none = of_organisation("a", "free"), of_organisation("b", "paid"), of_organisation("c", "none")
+    alone = AccountOpened(account_id="d", name="x", tier="free", opened_at_ms=1)
+    other = of_organisation("e", "free", "other")
+    everyone = (free, paid, none, alone, other)
+    assert shared_limits(*everyone) == {"a": 900_000, "b": 900_000, "c": 900_000, "d": 1_000, "e": 1_000}
+    lower = TierChanged(account_id="b", tier="free", changed_at_ms=2)
+    assert shared_limits(*everyone, lower)["c"] == 1_000
+    closed = AccountClosed(account_id="b", closed_at_ms=2)
+    assert shared_limits(*everyone, closed)["a"] == 1_000
+    assert shared_limits(none) == {"c": None}
+
+
 def test_of_live_keys_of_one_name_the_first_counts():
     first = KeyIssued(account_id="acme", key_id="k1", key_hash="h1", issued_at_ms=2, name="ci", expires_at_ms=9)
     second = KeyIssued(account_id="acme", key_id="k2", key_hash="h2", issued_at_ms=3, name="ci")
@@ -130,7 +160,14 @@ def test_accounts_come_by_id_page_by_page():
 _IDS, _KEYS, _USERS = st.sampled_from(["acme", "other"]), st.sampled_from(["k1", "k2"]), st.sampled_from(["ada", "bob"])
 _TIMES = st.integers(min_value=1, max_value=20)
 EVENTS = st.one_of(
-    st.builds(AccountOpened, account_id=_IDS, name=st.just("x"), tier=st.just("free"), opened_at_ms=_TIMES),
+    st.builds(
+        AccountOpened,
+        account_id=_IDS,
+        name=st.just("x"),
+        tier=st.just("free"),
+        opened_at_ms=_TIMES,
+        organisation_id=st.sampled_from([None, "o"]),
+    ),
     st.builds(AccountClosed, account_id=_IDS, closed_at_ms=_TIMES),
     st.builds(AccountRenamed, account_id=_IDS, name=st.sampled_from(["y", "z"]), renamed_at_ms=_TIMES),
     st.builds(TierChanged, account_id=_IDS, tier=st.just("paid"), changed_at_ms=_TIMES),
@@ -176,6 +213,7 @@ def said(accounts: Accounts) -> object:
                 for account_id in ("acme", "other")
             ],
             [accounts.owner(key_id) is None for key_id in ("k1", "k2")],
+            sorted(accounts.tiers_of("o")),
         )
     ]
 
@@ -196,6 +234,13 @@ def test_replay_repetition_and_compaction_change_nothing(records, data):
     newest = {key: place for place, (key, _) in enumerate(records)}
     compacted = [one for place, one in enumerate(records) if place >= cut or newest[one[0]] == place]
     assert said(applied(compacted)) == once, "cleaned up to somewhere"
+
+
+@given(RECORDS)
+def test_an_organisation_has_the_tiers_of_its_open_accounts(records):
+    accounts = applied(records)
+    open_ones = [one for one in accounts.accounts() if one.organisation_id == "o" and one.closed_at_ms is None]
+    assert set(accounts.tiers_of("o")) == {one.tier for one in open_ones}
 
 
 def one_hash_each(records) -> bool:
