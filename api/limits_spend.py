@@ -1,9 +1,11 @@
 """What an account has spent in a calendar month (UTC), by its bill, against what it may.
 
-It is asked of ClickHouse and kept for `FRESH_S`. So the cap is as exact as the bill is new: what is used by replies
-that run, or have ended within the bill's delay (a second or two) and `FRESH_S`, comes on top. That is bounded by the
-account's token bucket. While ClickHouse is away, what was known last counts, and an account of which nothing is known
-is let in; it is asked again after `FRESH_S`.
+It is asked of ClickHouse and kept for `FRESH_S`. After that what was known last counts once more, and it is asked again
+meanwhile; only the first send of a month waits for an answer, for `ASK_S` at most. So the cap is as exact as the bill
+is new: what is used by replies that run, or have ended since it was asked (and within the bill's delay, a second or
+two), comes on top. That is bounded by the account's token bucket. While ClickHouse is away, what was known last counts,
+and an account of which nothing is known is let in. That there was no answer is kept for `FRESH_S` too, so nobody waits
+for it again before.
 """
 
 import asyncio
@@ -29,10 +31,16 @@ ACCOUNTS_MAX = 20_000
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
     """What was billed in a month so far. `amount` is the largest, where there are several currencies."""
 
-    month: str
     amount: Decimal
     currency: str
-    asked_s: float
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """When it was asked last, and what is known; None: there was no answer yet."""
+
+    month: str
+    at_s: float
+    spent: Spent | None
 
 
 class Spending:
@@ -43,22 +51,24 @@ class Spending:
         self._metrics = metrics
         self._now_ms = now_ms
         self._now_s = now_s
-        self._known: dict[str, Spent] = {}
+        self._asked: dict[str, _Asked] = {}
         self._asking: dict[str, asyncio.Task[Spent | None]] = {}
 
     async def spent(self, account_id: str) -> Spent | None:
         """In this month; None where it is not known. Raises nothing."""
         month = month_of(self._now_ms())
-        known = self._known.get(account_id)
-        if known is not None and known.month != month:
-            known = None
-        if known is not None and self._now_s() - known.asked_s < FRESH_S:
-            return known
+        asked = self._asked.get(account_id)
+        if asked is not None and asked.month != month:
+            asked = None
+        if asked is not None and self._now_s() - asked.at_s < FRESH_S:
+            return asked.spent
         asking = self._asking.get(account_id)
         if asking is None:
             asking = self._asking[account_id] = asyncio.ensure_future(self._ask(account_id, month))
             asking.add_done_callback(lambda _: self._asking.pop(account_id, None))
-        return await asyncio.shield(asking) or known
+        if asked is not None and asked.spent is not None:
+            return asked.spent
+        return await asyncio.shield(asking)
 
     async def _ask(self, account_id: str, month: str) -> Spent | None:
         days = calendar.monthrange(int(month[:4]), int(month[5:]))[1]
@@ -69,16 +79,16 @@ class Spending:
         except (StoreDown, TimeoutError) as error:
             self._metrics.spend_unknown.inc()
             log.warning("what an account has spent cannot be read", account_id=account_id, reason=str(error))
-            known = self._known.get(account_id)
-            if known is not None:
-                self._known[account_id] = msgspec.structs.replace(known, asked_s=self._now_s())
-            return None
-        amount, currency = max(((Decimal(row["cost"]), str(row["currency"])) for row in rows), default=(Decimal(0), ""))
-        spent = Spent(month=month, amount=amount, currency=currency, asked_s=self._now_s())
-        self._known.pop(account_id, None)
-        self._known[account_id] = spent
-        if len(self._known) > ACCOUNTS_MAX:
-            del self._known[next(iter(self._known))]
+            before = self._asked.get(account_id)
+            spent = before.spent if before is not None and before.month == month else None
+        else:
+            amounts = ((Decimal(row["cost"]), str(row["currency"])) for row in rows)
+            amount, currency = max(amounts, default=(Decimal(0), ""))
+            spent = Spent(amount=amount, currency=currency)
+        self._asked.pop(account_id, None)
+        self._asked[account_id] = _Asked(month=month, at_s=self._now_s(), spent=spent)
+        if len(self._asked) > ACCOUNTS_MAX:
+            del self._asked[next(iter(self._asked))]
         return spent
 
 

@@ -167,7 +167,8 @@ class Sender:
     async def submit(self, caller: Caller, event: Request, traceparent: str, told: Told) -> Sent:
         """Bring it into the log, once. Raises `Problem` 402, 404, 409, 413, 429 or 503.
 
-        `told` is told how the caller's limits stand, also where it is refused.
+        It is submitted when it has been let in: what it waited for before that is not part of the reply's time. `told`
+        is told how the caller's limits stand, also where it is refused.
         """
         client_id = event.client_message_id
         claim = Claim(client_id, event.body_digest) if client_id is not None else None
@@ -192,6 +193,7 @@ class Sender:
             await self._door.give_back(demand, entry)
             self._metrics.repeated_sends.inc()
             return Sent(event, repeated=True)
+        event = msgspec.structs.replace(event, submitted_at_ms=self._now_ms())
         (place,) = await self._appender.append((event,), traceparent)
         await self._remember(caller, event, place, claim, let_in.reserved)
         repeated = isinstance(decision, claims.Fresh) and not decision.ours

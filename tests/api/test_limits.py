@@ -454,9 +454,12 @@ async def test_a_soft_cap_is_told_and_a_hard_one_refuses_until_the_month_is_over
     fine = await spend(world, api, "79.99", spend_soft=Decimal(80), spend_hard=Decimal(100))
     assert (fine.status, fine.headers["x-spend-limit"]) == (202, "spent=79.99, soft=80, hard=100, currency=USD")
     world.time_ms += 70_000
+    first = await spend(world, api, "80", spend_soft=Decimal(80), spend_hard=Decimal(100))
+    assert first.headers["x-spend-limit"].startswith("spent=79.99,"), "what was known counts, and is asked meanwhile"
     assert (await spend(world, api, "80", spend_soft=Decimal(80), spend_hard=Decimal(100))).status == 202
     assert "turnlog_api_spend_warned_total 1.0" in api.metrics.page().decode()
     world.time_ms += 70_000
+    assert (await spend(world, api, "100", spend_soft=Decimal(80), spend_hard=Decimal(100))).status == 202
     refused = await spend(world, api, "100", spend_soft=Decimal(80), spend_hard=Decimal(100))
     assert (refused.status, refused.json["code"]) == (402, "spend_limited")
     assert refused.headers["x-should-retry"] == "false"
@@ -468,7 +471,7 @@ async def test_a_soft_cap_is_told_and_a_hard_one_refuses_until_the_month_is_over
         "refill_per_s": 0.0,
         "reserved": 0,
     }
-    assert len(world.submitted()) == 2
+    assert len(world.submitted()) == 4
     world.time_ms += round(until_next_month_s(world.time_ms) * 1000)
     assert (await spend(world, api, "0", spend_hard=Decimal(100))).status == 202
 
@@ -477,6 +480,51 @@ async def test_what_is_not_known_of_the_spending_refuses_nobody(world: World) ->
     limit(world, spend_hard=Decimal(0))
     world.views.down = True
     assert (await send(world.process())).status == 202
+
+
+def hang(world: World) -> list[int]:
+    """ClickHouse answers nobody about money any more; when it was asked."""
+    asked: list[int] = []
+
+    async def totals(*_: Any) -> Any:
+        asked.append(world.time_ms)
+        world.time_ms += 1_000
+        await asyncio.Event().wait()
+
+    world.views.usage_totals = totals  # type: ignore[method-assign]
+    return asked
+
+
+async def test_a_view_that_hangs_is_waited_for_once_in_a_while_and_not_in_the_replys_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.limits_spend.ASK_S", 0.05)
+    limit(world, spend_hard=Decimal(100))
+    asked = hang(world)
+    api = world.process()
+    began_ms = world.time_ms
+    for _ in range(5):
+        assert (await send(api)).status == 202
+    assert len(asked) == 1
+    submitted = [event.submitted_at_ms for event in world.events("messages") if isinstance(event, MessageSubmitted)]
+    assert min(submitted) >= began_ms + 1_000
+    world.time_ms += 5_000
+    assert (await send(api)).status == 202
+    assert len(asked) == 2
+
+
+async def test_nobody_waits_for_a_view_that_hangs_where_something_is_known(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = world.process()
+    assert (await spend(world, api, "10", spend_hard=Decimal(100))).status == 202
+    monkeypatch.setattr("api.limits_spend.ASK_S", 3_600)
+    asked = hang(world)
+    for _ in range(3):
+        world.time_ms += 10_000
+        sent = await asyncio.wait_for(send(api), 10)
+        assert sent.headers["x-spend-limit"] == "spent=10, hard=100, currency=USD"
+    assert len(asked) == 1
 
 
 def test_durations_are_written_as_openai_does() -> None:
