@@ -13,8 +13,8 @@ from infra.accounts_log import AccountId, account_id_of, accounts_log, now_ms, s
 from infra.cli_options import AsJson, Data, settings_from
 from infra.errors import StackError
 from infra.known_accounts import refuse_existing, the_account, the_open_account
-from schemas.account import Account, effective
-from schemas.tiers import REQUESTS_PER_MINUTE_MAX, TOKENS_MAX, Tiers, rules_of
+from schemas.account import Account, effective, with_own
+from schemas.tiers import REQUESTS_PER_MINUTE_MAX, TOKENS_MAX, Tiers, rules_of, slow_refill
 from schemas.values import Tier
 
 accounts = typer.Typer(no_args_is_help=True, help="Accounts.")
@@ -142,11 +142,14 @@ def change_limits(
     if not given and not reset:
         raise typer.BadParameter("name a limit, or --reset.")
     log = accounts_log(data)
-    before = the_open_account(log.known(), account_id).limits
+    found = the_open_account(log.known(), account_id)
+    before = found.limits
     kept = {} if reset or before is None else {name: getattr(before, name) for name in LIMITS}
     changed = LimitsChanged(account_id=account_id, changed_at_ms=now_ms(), **(kept | given))
     if changed.spend_soft and changed.spend_hard and Decimal(changed.spend_soft) > Decimal(changed.spend_hard):
         raise StackError(f"--spend-soft ({changed.spend_soft}) must not be above --spend-hard ({changed.spend_hard}).")
+    if wrong := slow_refill(with_own(rules_of(tiers(), found.tier), changed)):
+        raise StackError(wrong)
     log.append([changed])
     show({"account_id": account_id} | {name: getattr(changed, name) for name in LIMITS}, as_json=as_json)
 

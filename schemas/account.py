@@ -251,10 +251,21 @@ def rules_for(accounts: Accounts, account: Account, tiers: Tiers) -> TierRules:
 
 
 def effective(account: Account, rules: TierRules) -> TierRules:
-    """The tier's rules with the account's own limits in them."""
-    own = account.limits
-    if own is None:
+    """The tier's rules with the account's own limits in them.
+
+    A token bucket that would take more than a day to refill, because the tier gives less now, holds what comes back in
+    a day.
+    """
+    if account.limits is None:
         return rules
+    own = with_own(rules, account.limits)
+    if own.capacity_tokens <= own.capacity_tokens_max:
+        return own
+    return msgspec.structs.replace(own, burst_tokens=own.capacity_tokens_max)
+
+
+def with_own(rules: TierRules, own: LimitsChanged) -> TierRules:
+    """The rules with an account's own limits in them, as they were given."""
     limits = {
         "requests_per_minute": own.requests_per_minute,
         "tokens_per_minute": own.tokens_per_minute,

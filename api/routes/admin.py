@@ -16,7 +16,7 @@ from api.context import AsOperator, Service, TheService, TheTrail, answer
 from api.openapi import body_of, problems
 from api.problems import Problem, bad_request, not_found
 from api.routes.conversations import Cursor, Limit
-from schemas.account import Account
+from schemas.account import Account, with_own
 from schemas.events import (
     AccountClosed,
     AccountOpened,
@@ -28,6 +28,7 @@ from schemas.events import (
 )
 from schemas.ids import ACCOUNT_ID
 from schemas.limits import PAGE_DEFAULT
+from schemas.tiers import rules_of, slow_refill
 
 router = APIRouter(prefix="/v1/admin/accounts", tags=["admin"], dependencies=[AsOperator])
 
@@ -123,6 +124,8 @@ async def set_limits(account_id: AccountId, request: Request, the: TheService, t
     members = body.model_dump(exclude={"models"})
     models = None if body.models is None else tuple(body.models)
     limits = LimitsChanged(account_id=account_id, changed_at_ms=the.now_ms(), models=models, **members)
+    if wrong := slow_refill(with_own(rules_of(the.tiers, account.tier), limits)):
+        raise bad_request([("burst_tokens", wrong)])
     before = account.limits
     same = before is not None and replace(limits, changed_at_ms=before.changed_at_ms) == before
     return await _changed(the, account_id, [] if same else [limits], trail.traceparent)

@@ -24,8 +24,6 @@ from schemas.tiers.library import CORRECT, NOTE, SETTLE, marker_keys
 
 MARGIN_MS = 600_000
 """How far clocks may be apart, how late a record may come, and how long it may take until a loss is noticed."""
-WINDOW_MAX_MS = 86_400_000
-"""The longest window that buckets are made again from."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -56,7 +54,7 @@ class Owners:
             for account in self._accounts.accounts()
             if account.limits is not None
         )
-        return min(max(map(window_ms, (*self._tiers.values(), *own)), default=0), WINDOW_MAX_MS)
+        return max(map(window_ms, (*self._tiers.values(), *own)), default=0)
 
 
 def charged_tokens(event: UsageRecorded) -> int:
@@ -72,7 +70,7 @@ def settling(namespace: str, event: UsageRecorded, owner: Owner, now_ms: int, *,
     are made again) and a margin; the mark that it was settled is kept for longer, so it is charged once, however often
     it comes.
     """
-    window = min(window_ms(owner.rules), WINDOW_MAX_MS)
+    window = window_ms(owner.rules)
     young = now_ms - event.ended_at_ms <= (2 * window if again else window) + MARGIN_MS
     written = event.cache_write_input_tokens + event.cache_write_long_input_tokens
     prompt = event.uncached_input_tokens + event.cache_read_input_tokens + written

@@ -17,6 +17,7 @@ from schemas.tiers.buckets import (
 )
 from schemas.tiers.rules import (
     DEFAULT_TIERS,
+    REFILL_MINUTES_MAX,
     REQUESTS_PER_MINUTE_MAX,
     TOKENS_MAX,
     UNKNOWN_TIER,
@@ -24,12 +25,14 @@ from schemas.tiers.rules import (
     Tiers,
     parse_tiers,
     rules_of,
+    slow_refill,
 )
 
 __all__ = [
     "DEFAULT_TIERS",
     "MICRO",
     "ORGANISATION",
+    "REFILL_MINUTES_MAX",
     "REQUESTS",
     "REQUESTS_PER_MINUTE_MAX",
     "RUNNING",
@@ -46,6 +49,7 @@ __all__ = [
     "parse_tiers",
     "refilled",
     "rules_of",
+    "slow_refill",
     "time_for_us",
     "window_ms",
 ]

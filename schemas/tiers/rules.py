@@ -10,6 +10,8 @@ from schemas.values import Priority, Tier
 REQUESTS_PER_MINUTE_MAX = 60_000_000
 TOKENS_MAX = 1_000_000_000
 """Of a bucket, and of its refill in a minute."""
+REFILL_MINUTES_MAX = 24 * 60
+"""How long an empty bucket may take to be full: what was used in twice that time is read again after a loss."""
 
 
 class TierRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,7 +23,7 @@ class TierRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_per_minute: int
     """Refill of the token bucket: uncached input and output."""
     burst_tokens: int | None = None
-    """Capacity of the bucket; absent: the refill of one minute."""
+    """Capacity of the bucket, at most the refill of a day; absent: of one minute."""
     model_tokens_per_minute: dict[str, int] = {}
     """By model: a bucket of the account for this model alone, of one minute's refill, besides the other."""
     pool_tokens_per_minute: dict[str, int] = {}
@@ -44,6 +46,11 @@ class TierRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def capacity_tokens(self) -> int:
         """What the token bucket holds when it is full."""
         return self.tokens_per_minute if self.burst_tokens is None else self.burst_tokens
+
+    @property
+    def capacity_tokens_max(self) -> int:
+        """The most that it may hold: what comes back in `REFILL_MINUTES_MAX`."""
+        return self.tokens_per_minute * REFILL_MINUTES_MAX
 
 
 Tiers = Mapping[Tier, TierRules]
@@ -84,6 +91,16 @@ def parse_tiers(text: str) -> Tiers:
     return tiers
 
 
+def slow_refill(rules: TierRules) -> str:
+    """What is wrong with a token bucket that takes too long to refill, for whoever sets it; empty: nothing."""
+    if rules.capacity_tokens <= rules.capacity_tokens_max:
+        return ""
+    return (
+        f"burst_tokens is {rules.capacity_tokens}, which takes more than a day to come back at"
+        f" {rules.tokens_per_minute} tokens_per_minute; {rules.capacity_tokens_max} at most is possible with that"
+    )
+
+
 def _check(name: str, rules: TierRules) -> None:
     optional = {
         "organisation_tokens_per_minute": rules.organisation_tokens_per_minute,
@@ -101,6 +118,8 @@ def _check(name: str, rules: TierRules) -> None:
     for member, (value, most) in counts.items():
         if not 1 <= value <= most:
             raise ValueError(f"TURNLOG_TIERS: the tier {name!r}: {member} is {value}; 1 to {most} is possible")
+    if wrong := slow_refill(rules):
+        raise ValueError(f"TURNLOG_TIERS: the tier {name!r}: {wrong}")
     for member, amount in (("spend_soft", rules.spend_soft), ("spend_hard", rules.spend_hard)):
         if amount is not None and not (amount.is_finite() and amount >= 0):
             raise ValueError(f"TURNLOG_TIERS: the tier {name!r}: {member} is {amount}; not an amount of money")

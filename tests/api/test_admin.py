@@ -278,6 +278,19 @@ async def test_limits_at_their_ends_are_taken(api: Process) -> None:
         assert (await admin(api, "PUT", "/acme/limits", members)).status == 200
 
 
+@pytest.mark.parametrize(("burst", "status"), [(1_439, 200), (1_440, 200), (1_441, 400)])
+async def test_a_burst_that_takes_more_than_a_day_to_come_back_is_refused(
+    api: Process, burst: int, status: int
+) -> None:
+    await opened(api)
+    answer = await admin(api, "PUT", "/acme/limits", {"tokens_per_minute": 1, "burst_tokens": burst})
+    assert answer.status == status
+    if status == 400:
+        assert "more than a day to come back at 1 tokens_per_minute; 1440 at most" in answer.json["detail"]
+    else:
+        assert answer.json["limits"]["burst_tokens"] == burst
+
+
 async def test_what_is_not_there_is_told_as_such(api: Process) -> None:
     await opened(api)
     for method, path, body in (

@@ -60,6 +60,8 @@ def test_an_account_from_its_opening_to_its_end(operator: Operator, provisioned:
     )
     assert (limits["tokens_per_minute"], limits["models"], limits["spend_hard"]) == (500, [model], "100")
     assert operator.json("accounts", "limits", "acme", "--running-max", "3")["tokens_per_minute"] == 500
+    slow = ("--burst-tokens", "1000000", "--tokens-per-minute", "1")
+    assert "takes more than a day to come back" in operator.refused("accounts", "limits", "acme", *slow)
     assert "must not be above" in operator.refused("accounts", "limits", "acme", "--spend-soft", "101")
     operator.json("accounts", "rename", "acme", "Acme Ltd")
     shown = operator.json("accounts", "show", "acme")

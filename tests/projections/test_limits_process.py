@@ -19,14 +19,14 @@ from tests.projections.test_processes import Running, eventually
 
 pytestmark = pytest.mark.servers
 
-RULES = replace(DEFAULT_TIERS["free"], tokens_per_minute=1, burst_tokens=10_000, running_max=1_000)
+RULES = replace(DEFAULT_TIERS["free"], tokens_per_minute=1, burst_tokens=1_440, running_max=1_000)
 
 
 def test_each_reply_is_settled_once_whenever_the_process_is_killed_and_redis_emptied(provisioned, tmp_path):
     redis = Redis.from_url(provisioned.redis_url)
     log = KafkaLog(provisioned.kafka_bootstrap, provisioned.namespace, "test")
     writer = log.writer("test")
-    own = LimitsChanged(account_id="a", changed_at_ms=1, tokens_per_minute=1, burst_tokens=10_000, running_max=1_000)
+    own = LimitsChanged(account_id="a", changed_at_ms=1, tokens_per_minute=1, burst_tokens=1_440, running_max=1_000)
     for event in (open_account("a", "A", "free", 1), own):
         writer.append(Output(event=event))
     writer.flush(10)
@@ -49,18 +49,18 @@ def test_each_reply_is_settled_once_whenever_the_process_is_killed_and_redis_emp
                 asked = demand(reply, rules=RULES)
                 outcome(redis.fcall(RESERVE.decode(), 2, *keys, *reserve_words(asked)), asked)
             for reply in replies + replies[:3]:
-                writer.append(Output(event=ended(reply, 40)))
+                writer.append(Output(event=ended(reply, 10)))
             writer.flush(10)
             running.end(signal.SIGKILL)
             running.start()
-            eventually(lambda r=round_: level() == 10_000 - 400 * (r + 1), f"round {round_}")
+            eventually(lambda r=round_: level() == 1_440 - 100 * (r + 1), f"round {round_}")
         for key in redis.scan_iter(f"{provisioned.namespace}:*", count=1_000):
             redis.delete(key)
         eventually(whole, "the buckets are made again")
-        assert level() == 10_000 - 1_600
+        assert level() == 1_440 - 400
         until = time.monotonic() + 2
         eventually(lambda: time.monotonic() > until, "nothing more happens")
-        assert level() == 10_000 - 1_600
+        assert level() == 1_440 - 400
         assert running.end(signal.SIGTERM) == 0
     finally:
         running.end(signal.SIGKILL)

@@ -5,6 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from schemas.account import Account, effective
 from schemas.events import LimitsChanged
@@ -49,11 +50,30 @@ COUNTS = {
 
 @pytest.mark.parametrize(("member", "most"), COUNTS.items())
 def test_a_count_is_from_one_to_its_limit(member: str, most: int) -> None:
+    fast = {"tokens_per_minute": most} if member == "burst_tokens" else {}
     for value in (1, most):
-        assert getattr(parsed("free", **{member: value}), member) == value
+        assert getattr(parsed("free", **{member: value}, **fast), member) == value
     for value in (-1, 0, most + 1):
         with pytest.raises(ValueError, match=rf"'free': {member} is {value}; 1 to {most} is possible"):
             parsed("free", **{member: value})
+
+
+def test_a_token_bucket_refills_in_a_day_at_most() -> None:
+    for burst in (9 * 1_440 - 1, 9 * 1_440):
+        assert parsed("free", tokens_per_minute=9, burst_tokens=burst).capacity_tokens == burst
+    with pytest.raises(
+        ValueError, match="'free': burst_tokens is 12961, which takes more than a day to come back at 9 "
+    ):
+        parsed("free", tokens_per_minute=9, burst_tokens=9 * 1_440 + 1)
+
+
+@pytest.mark.parametrize(("burst", "held"), [(12_959, 12_959), (12_960, 12_960), (12_961, 12_960)])
+def test_an_accounts_own_burst_is_cut_to_what_its_tier_refills_in_a_day(burst: int, held: int) -> None:
+    own = LimitsChanged(account_id="a", changed_at_ms=1, burst_tokens=burst)
+    account = Account(
+        id="a", name="A", tier="free", organisation_id=None, opened_at_ms=1, closed_at_ms=None, limits=own
+    )
+    assert effective(account, replace(DEFAULT_TIERS["free"], tokens_per_minute=9)).capacity_tokens == held
 
 
 @pytest.mark.parametrize("member", ["model_tokens_per_minute", "pool_tokens_per_minute"])
