@@ -8,7 +8,8 @@ from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_
 from api.bodies import Body
 from schemas.ids import ACCOUNT_ID
 from schemas.invoice import ADJUSTMENT_ID, REASON_CHARS_MAX
-from schemas.tiers import REQUESTS_PER_MINUTE_MAX, TOKENS_MAX
+from schemas.tiers import LIFTABLE, REQUESTS_PER_MINUTE_MAX, TOKENS_MAX
+from schemas.values import Priority
 
 NAME_CHARS_MAX = 200
 MODELS_MAX = 100
@@ -21,6 +22,15 @@ UnknownUsers = Annotated[
     Field(description="Whether a token (JWT) of a user that was never added opens the account."),
 ]
 Requests = Annotated[int, Field(ge=1, le=REQUESTS_PER_MINUTE_MAX)]
+Liftable = Literal[
+    "burst_tokens",
+    "model_tokens_per_minute",
+    "pool_tokens_per_minute",
+    "output_tokens_max",
+    "models",
+    "spend_soft",
+    "spend_hard",
+]
 Tokens = Annotated[int, Field(ge=1, le=TOKENS_MAX)]
 Money = Annotated[
     str,
@@ -58,7 +68,7 @@ class AccountChangeBody(Body):
 
 
 class LimitsBody(Body):
-    """All limits of the account's own; what is absent is as its tier says."""
+    """All limits of the account's own, and those that it is freed of; what is absent is as its tier says."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tokens_per_minute": 100_000, "spend_hard": "100"}]})
 
@@ -72,6 +82,16 @@ class LimitsBody(Body):
     )
     spend_soft: Money | None = None
     spend_hard: Money | None = None
+    priority: Priority | None = Field(default=None, description="Which of the workers' queues its requests wait in.")
+    lifted: Annotated[list[Liftable], Field(max_length=len(LIFTABLE))] = Field(
+        default=[], description="Limits of its tier that do not hold for it."
+    )
+
+    @model_validator(mode="after")
+    def _is_lifted_or_given(self) -> "LimitsBody":
+        if both := sorted(name for name in set(self.lifted) if getattr(self, name, None) is not None):
+            raise ValueError(f"{', '.join(both)}: lifted and given")
+        return self
 
     @model_validator(mode="after")
     def _soft_comes_first(self) -> "LimitsBody":

@@ -25,6 +25,13 @@ class AccountLimitsView(Shape):
     models: list[str] | None
     spend_soft: str | None
     spend_hard: str | None
+    priority: Literal["paid", "free"] | None
+
+
+class OwnLimitsView(AccountLimitsView):
+    """Limits of the account's own; null: as the tier says."""
+
+    lifted: list[str] = Field(description="Limits of its tier that do not hold for it.")
 
 
 class AccountView(Shape):
@@ -37,7 +44,7 @@ class AccountView(Shape):
     unknown_users: Literal["refuse", "admit"]
     opened_at: str
     closed_at: str | None
-    own_limits: AccountLimitsView = Field(description="Where it differs from its tier.")
+    own_limits: OwnLimitsView = Field(description="Where it differs from its tier.")
     limits: AccountLimitsView = Field(description="What holds for it: its own, else its tier's.")
 
 
@@ -105,6 +112,7 @@ class KeyPage(Shape):
 
 def account_view(account: Account, tiers: Tiers) -> AccountView:
     """An account as the operator sees it."""
+    own = account.limits
     return AccountView(
         id=account.id,
         name=account.name,
@@ -113,8 +121,8 @@ def account_view(account: Account, tiers: Tiers) -> AccountView:
         unknown_users=account.unknown_users,
         opened_at=timestamp(account.opened_at_ms),
         closed_at=_time(account.closed_at_ms),
-        own_limits=_limits(account.limits),
-        limits=_limits(effective(account, rules_of(tiers, account.tier))),
+        own_limits=OwnLimitsView(**_limits(own), lifted=[] if own is None else list(own.lifted)),
+        limits=AccountLimitsView(**_limits(effective(account, rules_of(tiers, account.tier)))),
     )
 
 
@@ -138,11 +146,11 @@ def key_view(key: KeyIssued | KeyRevoked, used_ms: Mapping[str, int], now_ms: in
     )
 
 
-def _limits(limits: LimitsChanged | TierRules | None) -> AccountLimitsView:
+def _limits(limits: LimitsChanged | TierRules | None) -> dict[str, Any]:
     members: dict[str, Any] = {name: getattr(limits, name, None) for name in AccountLimitsView.model_fields}
     models = members["models"]
     money = {name: None if (held := members[name]) is None else f"{Decimal(held):f}" for name in _MONEY}
-    return AccountLimitsView(**members | money | {"models": None if models is None else list(models)})
+    return members | money | {"models": None if models is None else list(models)}
 
 
 def _time(at_ms: int | None) -> str | None:

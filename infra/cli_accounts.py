@@ -14,8 +14,8 @@ from infra.cli_options import AsJson, Data, settings_from
 from infra.errors import StackError
 from infra.known_accounts import refuse_existing, the_account, the_open_account
 from schemas.account import Account, effective, with_own
-from schemas.tiers import REQUESTS_PER_MINUTE_MAX, TOKENS_MAX, Tiers, rules_of, slow_refill
-from schemas.values import Tier
+from schemas.tiers import LIFTABLE, REQUESTS_PER_MINUTE_MAX, TOKENS_MAX, Tiers, rules_of, slow_refill
+from schemas.values import PRIORITIES, Priority, Tier
 
 accounts = typer.Typer(no_args_is_help=True, help="Accounts.")
 
@@ -25,6 +25,10 @@ Organisation = Annotated[str | None, typer.Option(help="Whose limits it shares w
 Requests = Annotated[int | None, typer.Option(min=1, max=REQUESTS_PER_MINUTE_MAX)]
 Count = Annotated[int | None, typer.Option(min=1, max=TOKENS_MAX)]
 Money = Annotated[str | None, typer.Option(help="Of a calendar month (UTC), such as 100.50.")]
+Queue = Annotated[str | None, typer.Option(help="paid or free: which of the workers' queues its requests wait in.")]
+Lift = Annotated[
+    str | None, typer.Option(help=f"Its tier's that do not hold for it, with commas between: {', '.join(LIFTABLE)}.")
+]
 Models = Annotated[str | None, typer.Option(help="The only ones that it may ask for, with commas between.")]
 
 LIMITS = (
@@ -36,6 +40,7 @@ LIMITS = (
     "models",
     "spend_soft",
     "spend_hard",
+    "priority",
 )
 
 
@@ -120,11 +125,13 @@ def change_limits(
     models: Models = None,
     spend_soft: Money = None,
     spend_hard: Money = None,
+    priority: Queue = None,
+    lift: Lift = None,
     reset: Annotated[bool, typer.Option("--reset", help="Forget its own limits first.")] = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give an account limits of its own, before its tier's; those not named stay as they are."""
+    """Give an account limits of its own, before its tier's, or lift its tier's; those not named stay as they are."""
     from schemas.events import LimitsChanged
 
     account_id = account_id_of(account)
@@ -137,21 +144,29 @@ def change_limits(
         "models": None if models is None else models_of(models),
         "spend_soft": None if spend_soft is None else _money_of("--spend-soft", spend_soft),
         "spend_hard": None if spend_hard is None else _money_of("--spend-hard", spend_hard),
+        "priority": None if priority is None else _priority_of(priority),
     }
+    lifting = () if lift is None else _liftable(lift)
     given = {name: value for name, value in given.items() if value is not None}
-    if not given and not reset:
+    if both := sorted(set(lifting) & set(given)):
+        raise typer.BadParameter(f"{', '.join(both)}: lifted and given.")
+    if not given and not lifting and not reset:
         raise typer.BadParameter("name a limit, or --reset.")
     log = accounts_log(data)
     found = the_open_account(log.known(), account_id)
     before = found.limits
-    kept = {} if reset or before is None else {name: getattr(before, name) for name in LIMITS}
-    changed = LimitsChanged(account_id=account_id, changed_at_ms=now_ms(), **(kept | given))
+    before = None if reset else before
+    kept = {} if before is None else {name: getattr(before, name) for name in LIMITS if name not in lifting}
+    free = {*lifting, *(() if before is None else before.lifted)} - set(given)
+    lifted = tuple(name for name in LIFTABLE if name in free)
+    changed = LimitsChanged(account_id=account_id, changed_at_ms=now_ms(), lifted=lifted, **(kept | given))
     if changed.spend_soft and changed.spend_hard and Decimal(changed.spend_soft) > Decimal(changed.spend_hard):
         raise StackError(f"--spend-soft ({changed.spend_soft}) must not be above --spend-hard ({changed.spend_hard}).")
     if wrong := slow_refill(with_own(rules_of(tiers(), found.tier), changed)):
         raise StackError(wrong)
     log.append([changed])
-    show({"account_id": account_id} | {name: getattr(changed, name) for name in LIMITS}, as_json=as_json)
+    own = {name: getattr(changed, name) for name in LIMITS}
+    show({"account_id": account_id, **own, "lifted": list(lifted)}, as_json=as_json)
 
 
 @accounts.command("rename")
@@ -224,6 +239,22 @@ def _money_of(option: str, text: str) -> str:
     return f"{amount:f}"
 
 
+def _priority_of(text: str) -> Priority:
+    for priority in PRIORITIES:
+        if priority == text:
+            return priority
+    raise typer.BadParameter(f"--priority is {text!r}: one of {', '.join(PRIORITIES)}.")
+
+
+def _liftable(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
+    if unknown := sorted(set(names) - set(LIFTABLE)):
+        raise typer.BadParameter(f"{', '.join(unknown)}: cannot be lifted; {', '.join(LIFTABLE)} can.")
+    if not names:
+        raise typer.BadParameter("--lift names none.")
+    return names
+
+
 def _show_account(account: Account, *, as_json: bool) -> None:
     rules = effective(account, rules_of(tiers(), account.tier))
     own = [] if account.limits is None else [name for name in LIMITS if getattr(account.limits, name) is not None]
@@ -239,6 +270,7 @@ def _show_account(account: Account, *, as_json: bool) -> None:
             "opened_at": time_of(account.opened_at_ms),
             "closed_at": time_of(account.closed_at_ms),
             "own_limits": own,
+            "lifted_limits": [] if account.limits is None else list(account.limits.lifted),
             **shown,
         },
         as_json=as_json,

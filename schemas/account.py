@@ -36,7 +36,7 @@ from schemas.events import (
     UserAdded,
     UserRemoved,
 )
-from schemas.tiers import TierRules, Tiers, rules_of
+from schemas.tiers import TierRules, Tiers, lifted, rules_of
 from schemas.values import Tier
 
 
@@ -265,8 +265,9 @@ def effective(account: Account, rules: TierRules) -> TierRules:
 
 
 def with_own(rules: TierRules, own: LimitsChanged) -> TierRules:
-    """The rules with an account's own limits in them, as they were given."""
+    """The rules with an account's own limits in them, as they were given, and without those that it is freed of."""
     limits = {
+        "priority": own.priority,
         "requests_per_minute": own.requests_per_minute,
         "tokens_per_minute": own.tokens_per_minute,
         "burst_tokens": own.burst_tokens,
@@ -276,4 +277,5 @@ def with_own(rules: TierRules, own: LimitsChanged) -> TierRules:
         "spend_soft": None if own.spend_soft is None else Decimal(own.spend_soft),
         "spend_hard": None if own.spend_hard is None else Decimal(own.spend_hard),
     }
-    return msgspec.structs.replace(rules, **{name: value for name, value in limits.items() if value is not None})
+    given = {name: value for name, value in limits.items() if value is not None}
+    return msgspec.structs.replace(lifted(rules, own.lifted), **given)

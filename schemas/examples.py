@@ -45,6 +45,7 @@ _EVENTS: tuple[e.Event, ...] = (
         system="You are brief.",
         history=(PromptMessage(role="user", content="Hello."), PromptMessage(role="assistant", content="Hello!")),
         metadata={"topic": "logs"},
+        priority="paid",
     ),
     e.RegenerationRequested(
         conversation_id=CONVERSATION,
@@ -361,6 +362,8 @@ _EVENTS: tuple[e.Event, ...] = (
         models=("smollm2-135m-instruct",),
         spend_soft="80",
         spend_hard="100.50",
+        priority="paid",
+        lifted=("pool_tokens_per_minute",),
     ),
 )
 

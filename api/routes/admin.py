@@ -28,7 +28,7 @@ from schemas.events import (
 )
 from schemas.ids import ACCOUNT_ID
 from schemas.limits import PAGE_DEFAULT
-from schemas.tiers import rules_of, slow_refill
+from schemas.tiers import LIFTABLE, rules_of, slow_refill
 
 router = APIRouter(prefix="/v1/admin/accounts", tags=["admin"], dependencies=[AsOperator])
 
@@ -121,9 +121,10 @@ async def set_limits(account_id: AccountId, request: Request, the: TheService, t
     body = await read(request, LimitsBody)
     if unserved := sorted(set(body.models or ()) - {model.name for model in the.models}):
         raise bad_request([("models", f"{', '.join(unserved)}: not served here")])
-    members = body.model_dump(exclude={"models"})
-    models = None if body.models is None else tuple(body.models)
-    limits = LimitsChanged(account_id=account_id, changed_at_ms=the.now_ms(), models=models, **members)
+    members = body.model_dump(exclude={"models", "lifted"})
+    members["models"] = None if body.models is None else tuple(body.models)
+    lifted = tuple(name for name in LIFTABLE if name in body.lifted)
+    limits = LimitsChanged(account_id=account_id, changed_at_ms=the.now_ms(), lifted=lifted, **members)
     if wrong := slow_refill(with_own(rules_of(the.tiers, account.tier), limits)):
         raise bad_request([("burst_tokens", wrong)])
     before = account.limits

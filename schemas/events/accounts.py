@@ -6,7 +6,7 @@ Each fact has a key of its own, and all of one account are in one partition.
 from typing import Literal
 
 from schemas.events.base import Event
-from schemas.values import Tier, TimeMs
+from schemas.values import Priority, Tier, TimeMs
 
 
 class AccountOpened(Event, frozen=True):
@@ -193,12 +193,13 @@ class KeyRevoked(Event, frozen=True):
 class LimitsChanged(Event, frozen=True):
     """What the account may, where it differs from its tier (`schemas.tiers`). None: as the tier says.
 
-    All of them at once: a later record replaces an earlier one. Version 2 added all but `requests_per_minute`.
+    All of them at once: a later record replaces an earlier one. Version 2 added all but `requests_per_minute`; version
+    3 `priority` and `lifted`.
     """
 
     TOPIC = "accounts"
     KEY = "account_id"
-    VERSION = 2
+    VERSION = 3
 
     account_id: str
     changed_at_ms: TimeMs
@@ -211,6 +212,10 @@ class LimitsChanged(Event, frozen=True):
     spend_soft: str | None = None
     """Decimal, of a calendar month (UTC)."""
     spend_hard: str | None = None
+    priority: Priority | None = None
+    """Which of the workers' queues its requests wait in."""
+    lifted: tuple[str, ...] = ()
+    """Limits of the tier that do not hold for it, by their names there."""
 
     def identity(self) -> str:
         return f"{self.account_id}/limits/{self.changed_at_ms}"

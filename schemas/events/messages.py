@@ -3,17 +3,17 @@
 import msgspec
 
 from schemas.events.base import Event
-from schemas.values import EndStatus, Failure, PromptMessage, Tier, TimeMs, Timings, Usage, VoidAttempt
+from schemas.values import EndStatus, Failure, Priority, PromptMessage, Tier, TimeMs, Timings, Usage, VoidAttempt
 
 
 class MessageSubmitted(Event, frozen=True):
     """A user message was accepted, together with the id of the reply that will answer it.
 
-    Version 2 added `history` and `metadata`.
+    Version 2 added `history` and `metadata`; version 3 `priority`.
     """
 
     TOPIC = "messages"
-    VERSION = 2
+    VERSION = 3
 
     conversation_id: str
     message_id: str
@@ -42,15 +42,18 @@ class MessageSubmitted(Event, frozen=True):
     branch is not taken then."""
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
     """What the client wants to find on it again."""
+    priority: Priority | None = None
+    """Which queue it waits in, as it was let in; None: the one of its tier."""
 
     def identity(self) -> str:
         return self.message_id
 
 
 class RegenerationRequested(Event, frozen=True):
-    """A new sibling of a reply was asked for; the user's message stays as it is."""
+    """A new sibling of a reply was asked for; the user's message stays as it is. Version 2 added `priority`."""
 
     TOPIC = "messages"
+    VERSION = 2
 
     conversation_id: str
     reply_id: str
@@ -68,6 +71,8 @@ class RegenerationRequested(Event, frozen=True):
     top_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    priority: Priority | None = None
+    """As of `MessageSubmitted`."""
 
     def identity(self) -> str:
         return self.reply_id

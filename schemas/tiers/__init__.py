@@ -17,12 +17,14 @@ from schemas.tiers.buckets import (
 )
 from schemas.tiers.rules import (
     DEFAULT_TIERS,
+    LIFTABLE,
     REFILL_MINUTES_MAX,
     REQUESTS_PER_MINUTE_MAX,
     TOKENS_MAX,
     UNKNOWN_TIER,
     TierRules,
     Tiers,
+    lifted,
     parse_tiers,
     rules_of,
     slow_refill,
@@ -30,6 +32,7 @@ from schemas.tiers.rules import (
 
 __all__ = [
     "DEFAULT_TIERS",
+    "LIFTABLE",
     "MICRO",
     "ORGANISATION",
     "REFILL_MINUTES_MAX",
@@ -46,6 +49,7 @@ __all__ = [
     "all_buckets",
     "buckets_of",
     "keep_ms",
+    "lifted",
     "parse_tiers",
     "refilled",
     "rules_of",

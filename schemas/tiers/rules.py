@@ -1,6 +1,6 @@
 """The tiers of a deployment: what an account of each may do. Limits of an account of its own go before its tier's."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
 import msgspec
@@ -51,6 +51,24 @@ class TierRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def capacity_tokens_max(self) -> int:
         """The most that it may hold: what comes back in `REFILL_MINUTES_MAX`."""
         return self.tokens_per_minute * REFILL_MINUTES_MAX
+
+
+LIFTABLE = (
+    "burst_tokens",
+    "model_tokens_per_minute",
+    "pool_tokens_per_minute",
+    "output_tokens_max",
+    "models",
+    "spend_soft",
+    "spend_hard",
+)
+"""Members that a tier need not have: what an account may be freed of. An organisation's limit is not one account's."""
+
+
+def lifted(rules: TierRules, names: Iterable[str]) -> TierRules:
+    """The rules as if they did not have these members; names that are none of `LIFTABLE` say nothing."""
+    free: dict[str, object] = {name: {} if name.endswith("_per_minute") else None for name in names if name in LIFTABLE}
+    return msgspec.structs.replace(rules, **free)
 
 
 Tiers = Mapping[Tier, TierRules]

@@ -110,7 +110,7 @@ def admitted(open_: Open, request: Request, ready: Ready, policy: Policy, deadli
     """The event for the dispatch of the model's pool."""
     return GenerationAdmitted(
         pool=ready.model.pool,
-        priority=rules_of(policy.tiers, open_.tier).priority,
+        priority=request.priority or rules_of(policy.tiers, open_.tier).priority,
         reply_id=open_.reply_id,
         message_id=open_.message_id,
         conversation_id=open_.conversation_id,

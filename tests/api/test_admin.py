@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from decimal import Decimal
+from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
-from api.admin_bodies import MODELS_MAX, NAME_CHARS_MAX
+from api.admin_bodies import MODELS_MAX, NAME_CHARS_MAX, Liftable
 from api.app import create_app
 from api.issuer_keys import REFETCH_S, HttpFetch, IssuerKeys
 from api.issuers import Tokens, parse_issuers
@@ -14,7 +16,7 @@ from api.last_used import EVERY_MS
 from api.operator import OperatorKey
 from schemas.events import AccountOpened, KeyIssued, KeyRevoked
 from schemas.ids import key_hash
-from schemas.tiers import REQUESTS_PER_MINUTE_MAX, TOKENS_MAX
+from schemas.tiers import LIFTABLE, REQUESTS_PER_MINUTE_MAX, TOKENS_MAX
 from tests.api.issuer import FakeIssuer, issuer
 from tests.api.world import ALICE, OPERATOR, Answer, Process, World, eventually
 
@@ -98,7 +100,7 @@ async def test_what_an_answer_says_is_in_force_when_it_comes(api: Process) -> No
     assert (await admin(api, "GET", "/acme")).json["name"] == "Acme Ltd"
     limits = {"requests_per_minute": 7, "models": ["smollm2-135m-instruct"], "spend_soft": "8", "spend_hard": "10.50"}
     shown = (await admin(api, "PUT", "/acme/limits", limits)).json
-    assert {name: value for name, value in shown["own_limits"].items() if value is not None} == limits
+    assert {name: value for name, value in shown["own_limits"].items() if value is not None} == limits | {"lifted": []}
     assert (shown["limits"]["requests_per_minute"], shown["limits"]["running_max"]) == (7, 2_000)
     assert (await admin(api, "PUT", "/acme/limits", {})).json["limits"]["requests_per_minute"] > 7
     assert (await admin(api, "POST", "/acme/close")).json["closed_at"]
@@ -241,6 +243,9 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("PUT", "/acme/limits", {"models": ["smollm2-135m-instruct"] * (MODELS_MAX + 1)}, "models"),
     ("PUT", "/acme/limits", {"spend_hard": 100}, "spend_hard"),
     ("PUT", "/acme/limits", {"spend_hard": "-1"}, "spend_hard"),
+    ("PUT", "/acme/limits", {"priority": "urgent"}, "priority"),
+    ("PUT", "/acme/limits", {"lifted": ["running_max"]}, "lifted.0"),
+    ("PUT", "/acme/limits", {"lifted": ["models"], "models": ["m"]}, "body"),
     ("PUT", "/acme/limits", {"spend_hard": "1e3"}, "spend_hard"),
     ("PUT", "/acme/limits", {"spend_soft": "2", "spend_hard": "1"}, "body"),
     ("PUT", "/acme/users/ada", {"name": "n" * (NAME_CHARS_MAX + 1)}, "name"),
@@ -276,6 +281,28 @@ async def test_limits_at_their_ends_are_taken(api: Process) -> None:
         )
         members |= {"requests_per_minute": requests, "spend_soft": "0", "spend_hard": "999999999999999.999999999999"}
         assert (await admin(api, "PUT", "/acme/limits", members)).status == 200
+
+
+async def test_an_account_may_have_a_priority_of_its_own_and_be_freed_of_its_tiers_limits(
+    world: World, api: Process
+) -> None:
+    await opened(api)
+    key = (await issued(api))["api_key"]
+    world.tiers["free"] = replace(world.tiers["free"], spend_hard=Decimal(0), models=("another",))
+    hello = {"content": "hello"}
+    assert (await api.call("POST", "/v1/messages", key=key, body=hello)).status == 400
+    world.measure("full", free="refuse")
+    shown = (await admin(api, "PUT", "/acme/limits", {"lifted": ["models", "spend_hard"], "priority": "paid"})).json
+    assert (shown["own_limits"]["lifted"], shown["own_limits"]["priority"]) == (["models", "spend_hard"], "paid")
+    assert (shown["limits"]["models"], shown["limits"]["spend_hard"], shown["limits"]["priority"]) == (
+        None,
+        None,
+        "paid",
+    )
+    assert (await api.call("POST", "/v1/messages", key=key, body=hello)).status == 202
+    (sent,) = world.submitted()
+    assert (sent.tier, sent.priority) == ("free", "paid")
+    assert set(get_args(Liftable)) == set(LIFTABLE)
 
 
 @pytest.mark.parametrize(("burst", "status"), [(1_439, 200), (1_440, 200), (1_441, 400)])

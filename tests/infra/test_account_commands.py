@@ -72,7 +72,14 @@ def test_an_account_from_its_opening_to_its_end(operator: Operator, provisioned:
         60_000,
     )
     assert shown["own_limits"] == ["tokens_per_minute", "running_max", "models", "spend_hard"]
+    lifted = operator.json("accounts", "limits", "acme", "--lift", "spend-hard,models", "--priority", "free")
+    assert (lifted["spend_hard"], lifted["models"], lifted["tokens_per_minute"]) == (None, None, 500)
+    assert (lifted["priority"], lifted["lifted"]) == ("free", ["models", "spend_hard"])
+    assert operator.json("accounts", "limits", "acme", "--spend-hard", "9")["lifted"] == ["models"], "given again"
+    shown = operator.json("accounts", "show", "acme")
+    assert (shown["priority"], shown["lifted_limits"], shown["spend_hard"]) == ("free", ["models"], "9")
     assert operator.json("accounts", "limits", "acme", "--reset")["tokens_per_minute"] is None
+    assert operator.json("accounts", "show", "acme")["priority"] == "paid"
 
     operator.json("users", "add", "acme", "auth0|7", "--name", "Ada")
     assert 'has no user "grace"' in operator.refused("keys", "create", "acme", "--user", "grace")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from schemas.account import Account, effective
+from schemas.account import Account, effective, with_own
 from schemas.events import LimitsChanged
-from schemas.tiers import DEFAULT_TIERS, parse_tiers, rules_of
+from schemas.tiers import DEFAULT_TIERS, LIFTABLE, parse_tiers, rules_of
 from schemas.tiers.rules import REQUESTS_PER_MINUTE_MAX, TOKENS_MAX
 
 WHOLE = {"priority": "free", "requests_per_minute": 1, "tokens_per_minute": 1, "running_max": 1}
@@ -74,6 +74,27 @@ def test_an_accounts_own_burst_is_cut_to_what_its_tier_refills_in_a_day(burst: i
         id="a", name="A", tier="free", organisation_id=None, opened_at_ms=1, closed_at_ms=None, limits=own
     )
     assert effective(account, replace(DEFAULT_TIERS["free"], tokens_per_minute=9)).capacity_tokens == held
+
+
+FULL = {
+    "burst_tokens": 1_000,
+    "model_tokens_per_minute": {"m": 5},
+    "pool_tokens_per_minute": {"p": 5},
+    "output_tokens_max": 5,
+    "models": ["m"],
+    "spend_soft": "1",
+    "spend_hard": "2",
+}
+
+
+@pytest.mark.parametrize("name", LIFTABLE)
+def test_what_is_lifted_does_not_hold_for_the_account_and_all_else_does(name: str) -> None:
+    tier, bare = parsed("free", **FULL), parsed("free")
+    own = LimitsChanged(account_id="a", changed_at_ms=1, lifted=(name, "running_max", "unknown"), priority="paid")
+    rules = with_own(tier, own)
+    assert getattr(rules, name) == getattr(bare, name) != getattr(tier, name)
+    assert rules == replace(tier, priority="paid", **{name: getattr(bare, name)})
+    assert set(FULL) == set(LIFTABLE)
 
 
 @pytest.mark.parametrize("member", ["model_tokens_per_minute", "pool_tokens_per_minute"])

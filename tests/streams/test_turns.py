@@ -59,6 +59,23 @@ def test_a_first_message_is_admitted_to_the_pool_of_its_model() -> None:
     assert event.deadline_at_ms == event.submitted_at_ms + POLICY.deadline_ms
 
 
+def test_the_priority_that_it_was_let_in_with_holds_also_when_it_has_waited() -> None:
+    drive = driver()
+    [first] = drive.take(submitted(1, priority="paid"))
+    assert drive.take(submitted(2, priority="paid")) == []
+    drive.restart()
+    [second] = of(drive.take(stored(1)), GenerationAdmitted)
+    drive.take(stored(2))
+    [third] = of(drive.take(submitted(3)), GenerationAdmitted)
+    [again] = of(drive.take(regenerated(4, of=1, priority="paid")), GenerationAdmitted)
+    assert [(event.tier, event.priority) for event in (first, second, third, again)] == [
+        ("free", "paid"),
+        ("free", "paid"),
+        ("free", "free"),
+        ("free", "paid"),
+    ]
+
+
 def test_a_repeated_message_is_ignored_before_and_after_its_end() -> None:
     drive = driver()
     drive.take(submitted(1))
