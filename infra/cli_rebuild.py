@@ -40,6 +40,9 @@ Archive = Annotated[
 Check = Annotated[bool, typer.Option("--check", help="Compare only; exchange nothing.")]
 Abort = Annotated[bool, typer.Option("--abort", help="Remove what a rebuild that was stopped has left.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Go on in the place of a process on another machine.")]
+MadeAnew = Annotated[
+    bool, typer.Option("--log-made-anew", help="The log is right although the views were made from another one.")
+]
 Repair = Annotated[bool, typer.Option("--repair", help="Write what the log says.")]
 Every = Annotated[str | None, typer.Option(help="Again and again: 90s, 15m, 1h, 1d.")]
 Days = Annotated[int, typer.Option(min=0, max=DAYS_MAX, help="Only records of so many days, today included; 0: all.")]
@@ -61,6 +64,7 @@ def rebuild(
     check: Check = False,
     abort: Abort = False,
     take_over: TakeOver = False,
+    made_anew: MadeAnew = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +80,7 @@ def rebuild(
             gone = work.abort(connect(), view, take_over=take_over)
             say.result({"aborted": gone}, "Removed." if gone else "There was nothing to remove.")
             return
-        options = work.Options(archive=archive, check_only=check, take_over=take_over)
+        options = work.Options(archive=archive, check_only=check, take_over=take_over, made_anew=made_anew)
         done = work.rebuild(log, connect, view, options, say.rebuilding)
     differences = sum(compared.differences for compared in done.compared)
     say.result(
@@ -116,6 +120,7 @@ def reconcile(
     archive: Archive = None,
     replies: Replies = True,
     limits: Limits = True,
+    made_anew: MadeAnew = False,
     metrics_port: MetricsPort = 0,
     data: Data = None,
     as_json: AsJson = False,
@@ -128,7 +133,7 @@ def reconcile(
     from projections.reconcile.reconcile import Options
 
     say = _Say(as_json)
-    options = Options(archive=archive, repair=repair, days=days, replies=replies)
+    options = Options(archive=archive, repair=repair, days=days, replies=replies, made_anew=made_anew)
     if every is None:
         if _reconcile(data, options, say, limits=limits).left:
             raise typer.Exit(1)
@@ -214,6 +219,7 @@ def _servers(data: Path | None) -> Iterator[tuple[KafkaLog, Callable[[], Databas
     """The log, and what connects to the database; what goes wrong with them is one sentence."""
     from projections.archive.files import ArchiveBroken
     from projections.archive.history import Missing
+    from projections.archive.lineage import OtherLog
     from projections.clickhouse.client import ClickHouseError, ClickHouseRefused, Database
     from projections.rebuild.plan import NoSuchView
     from projections.rebuild.rebuild import Changed
@@ -226,7 +232,7 @@ def _servers(data: Path | None) -> Iterator[tuple[KafkaLog, Callable[[], Databas
     log = KafkaLog(bootstrap, namespace, CLIENT)
     try:
         yield log, lambda: Database(url, database_of(namespace), timeout_s=TIMEOUT_S)
-    except (Missing, ArchiveBroken, NoSuchView, Changed, UnderWay) as failure:
+    except (Missing, OtherLog, ArchiveBroken, NoSuchView, Changed, UnderWay) as failure:
         text = str(failure)
         raise StackError(f"{text[:1].upper()}{text[1:]}.") from failure
     except ClickHouseRefused as failure:

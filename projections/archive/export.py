@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from projections.archive.files import alone, keep, pieces
+from projections.archive.files import ArchiveBroken, alone, keep, pieces
 from projections.archive.history import Missing
 from projections.archive.parquet import packed
 from projections.clickhouse.client import Database
@@ -61,7 +61,7 @@ def _export(
     reader = log.reader([partition], BEGINNING)
     try:
         end = reader.ends()[partition]
-        chunk = _Chunk(_start(archive, partition, reader.positions()[partition]))
+        chunk = _Chunk(_start(archive, partition, reader.positions()[partition], end))
         reader.seek({partition: chunk.first})
         while chunk.first < end:
             for record in reader.poll(POLL_S):
@@ -78,10 +78,15 @@ def _export(
         reader.close()
 
 
-def _start(archive: Path, partition: Partition, begin: int) -> int:
+def _start(archive: Path, partition: Partition, begin: int, end: int) -> int:
     known = pieces(archive, partition)
     if not known:
         return begin
+    if known[-1].next > end:
+        raise ArchiveBroken(
+            f"{partition.topic}[{partition.number}]: the archive has offsets up to {known[-1].next - 1}, and the log "
+            f"ends at {end}: the topic was lost and made anew, so export into another folder and keep this one"
+        )
     if known[-1].next < begin:
         raise Missing(
             f"{partition.topic}[{partition.number}]: offsets {known[-1].next} to {begin - 1} were removed from the log "

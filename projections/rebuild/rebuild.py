@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from projections.archive.history import History
+from projections.archive.lineage import refuse_other
 from projections.clickhouse.beside import Table, catalogue, copy_statement, listed, same_definition
 from projections.clickhouse.client import Database
 from projections.clickhouse.compare import Pair, Shape, differing, digests, pairs, shape_of
@@ -91,6 +92,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     check_only: bool = False
     """Compare, exchange nothing, and remove the new tables."""
     take_over: bool = False
+    made_anew: bool = False
+    """The log is right although the views were made from another one."""
     batch_rows: int = BATCH_ROWS
 
 
@@ -98,11 +101,14 @@ def rebuild(log: Log, connect: Callable[[], Database], view: str, options: Optio
     """Rebuild what is behind a view.
 
     Raises:
-        NoSuchView, UnderWay, Missing, ArchiveBroken, Changed: nothing was exchanged; the message says what to do.
+        NoSuchView, OtherLog, UnderWay, Missing, ArchiveBroken, Changed: nothing was exchanged; the message says what
+            to do.
         LogError, ClickHouseError: not now; run it again, it goes on where it was.
     """
     database = connect()
     plan = plan_of(view, catalogue(database))
+    if not options.made_anew:
+        refuse_other(log, database, plan.topics)
     _refuse_overlap(database, plan)
     state = own(database, plan.state, take_over=options.take_over)
     loaded, compared, took = Loaded(), [], 0.0

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from projections.archive.history import History
+from projections.archive.lineage import refuse_other
 from projections.clickhouse.beside import Table, catalogue, copy_statement, listed
 from projections.clickhouse.client import Database
 from projections.clickhouse.compare import Change, Pair, Shape, differing, digests, pairs, row_hash, shape_of
@@ -57,6 +58,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Only records of so many days, today included; 0: all that can be read."""
     replies: bool = True
     """Also compare messages with bills."""
+    made_anew: bool = False
+    """The log is right although the views were made from another one."""
     wait_s: float = 30.0
     """For the projection to come to where the log ends."""
 
@@ -109,6 +112,7 @@ def reconcile(
     """Compare, tell each difference, and repair where that is asked for.
 
     Raises:
+        OtherLog: the views were made from another log; nothing was changed.
         Missing, ArchiveBroken: what the log has lost is in no archive.
         LogError, ClickHouseError: not now.
     """
@@ -118,6 +122,8 @@ def reconcile(
     run = uuid.uuid4().hex[:8]
     beside = {name: f"{name}{BESIDE}{run}" for name in GROUPS if not day or name == "usage_records"}
     try:
+        if not options.made_anew:
+            refuse_other(log, database, (USAGE.name, MESSAGES.name) if options.replies else (USAGE.name,))
         _drop_stale(database)
         found = catalogue(database)
         for name in beside:

@@ -9,11 +9,17 @@ import time
 import urllib.request
 
 import pytest
+from msgspec.structs import replace
 
+from infra.kafka_admin import KafkaAdmin
 from infra.ports import free_port
+from infra.provisioning import provision_topics
 from projections.clickhouse.client import Database
+from schemas import events as e
+from schemas.examples import EXAMPLES
 from streams.log.kafka.log import KafkaLog
 from streams.log.steps import Output
+from tests.infra.usage import Usage
 from tests.projections.test_processes import Running, eventually
 from tests.projections.test_rebuild import stream, total
 
@@ -29,13 +35,24 @@ class Operator:
         self.log = KafkaLog(deployment.kafka_bootstrap, deployment.namespace, "test")
         self.views = Running("views", deployment.environment(), folder)
         self.append(stream(200))
-        eventually(lambda: total(self.database)[0] == 200, "records")
+        told = "SELECT toInt64(sum(next_offset)) FROM progress FINAL WHERE topic = 'usage'"
+        eventually(lambda: self.database.query(told) == [(200,)], "records")
 
     def append(self, events):
         writer = self.log.writer("test")
         for event in events:
             writer.append(Output(event=event))
         writer.close(20)
+
+    def lose_topic(self, name):
+        """The topic is gone with all that was in it, and made anew."""
+        self.views.end(signal.SIGKILL)
+        self.log.close()
+        admin, full = KafkaAdmin(self.deployment.kafka_bootstrap), self.deployment.topic(name)
+        admin.delete([full])
+        eventually(lambda: full not in admin.topics(), "the topic is gone")
+        provision_topics(self.deployment.settings())
+        self.log = KafkaLog(self.deployment.kafka_bootstrap, self.deployment.namespace, "test")
 
     def command(self, *arguments):
         return [sys.executable, "-m", "infra", *arguments]
@@ -96,6 +113,45 @@ def test_rows_that_are_lost_are_shown_repaired_and_rebuilt(operator, tmp_path):
     assert "Archived 0 records" in done.stdout
     done, lines = operator.turnlog("rebuild", "usage_records", "--archive", str(tmp_path / "kept"), "--json")
     assert (done.returncode, lines[-1]["rebuilt"]["compared"][0]["differences"]) == (0, 0)
+
+
+def test_a_log_that_was_made_anew_takes_nothing_from_the_bills(operator):
+    before = total(operator.database)
+    operator.lose_topic("usage")
+    work = (("reconcile", "--repair"), ("rebuild", "billing"), ("rebuild", "billing", "--check"))
+    for arguments in work:
+        done, _ = operator.turnlog(*arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "Error: The views have read usage[0] up to offset " in done.stderr
+        assert ", and the log ends at 0: the topic was lost and made anew" in done.stderr
+        assert total(operator.database) == before
+    operator.append([replace(one, reply_id=f"new_{one.reply_id}") for one in stream(400)])
+    Usage(operator.deployment).project()
+    before = total(operator.database)
+    assert before[0] == 600
+    for arguments in work:
+        done, _ = operator.turnlog(*arguments)
+        assert done.returncode == 1
+        assert "The views have two rows each at 200 places of topic usage" in done.stderr
+        assert total(operator.database) == before
+    done, _ = operator.turnlog("reconcile", "--no-replies", "--no-limits", "--repair", "--log-made-anew")
+    assert done.returncode == 0, done.stderr
+    assert "200 differences, 0 left" in done.stdout
+    assert total(operator.database)[0] == 400
+    assert operator.turnlog("rebuild", "billing")[0].returncode == 0
+
+
+def test_messages_that_were_lost_are_noticed_too(operator):
+    operator.append([replace(EXAMPLES[e.ReplyStored], reply_id=f"rep_{n}") for n in range(30)])
+    told = "SELECT toInt64(sum(next_offset)) FROM progress FINAL WHERE topic = 'messages'"
+    eventually(lambda: operator.database.query(told) == [(30,)], "replies")
+    operator.lose_topic("messages")
+    for arguments in (("reconcile", "--repair"), ("rebuild", "messages")):
+        done, _ = operator.turnlog(*arguments)
+        assert done.returncode == 1
+        assert "The views have read messages[" in done.stderr
+    assert operator.turnlog("reconcile", "--no-replies")[0].returncode == 0
+    assert operator.database.query("SELECT count() FROM reply_rows FINAL") == [(30,)]
 
 
 def test_what_cannot_be_done_is_one_sentence(operator):

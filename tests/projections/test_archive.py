@@ -162,3 +162,12 @@ def test_a_log_that_has_lost_its_beginning_is_archived_from_where_it_begins(log,
     assert export(log, "usage", tmp_path, database).records == 4
     assert pieces(tmp_path, USAGE)[0].first == 2
     assert log.reader([USAGE], BEGINNING).positions() == {USAGE: 2}
+
+
+def test_an_archive_is_not_continued_with_a_log_that_was_made_anew(log, database, tmp_path):
+    write(log, 20)
+    export(log, "usage", tmp_path, database)
+    other = MemoryLog({"usage": 1}, real_time=False)
+    write(other, 5)
+    with pytest.raises(ArchiveBroken, match="up to 19, and the log ends at 5"):
+        export(other, "usage", tmp_path, database)
