@@ -94,6 +94,8 @@ def rebuild(
         )
         + ".",
     )
+    if check and differences:
+        raise typer.Exit(1)
 
 
 def archive(topic: Topic, to: To, data: Data = None, as_json: AsJson = False) -> None:

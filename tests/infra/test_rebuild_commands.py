@@ -154,6 +154,15 @@ def test_messages_that_were_lost_are_noticed_too(operator):
     assert operator.database.query("SELECT count() FROM reply_rows FINAL") == [(30,)]
 
 
+def test_a_check_that_finds_differences_fails(operator):
+    done, _ = operator.turnlog("rebuild", "billing", "--check")
+    assert done.returncode == 0, done.stderr
+    operator.database.erase("usage_records", "output_tokens = 7")
+    done, _ = operator.turnlog("rebuild", "billing", "--check")
+    assert done.returncode == 1
+    assert "1 rows differed" in done.stdout
+
+
 def test_what_cannot_be_done_is_one_sentence(operator):
     for arguments, sentence in (
         (("rebuild", "nothing"), "There is no view 'nothing' that comes from the log; there are: "),
