@@ -8,8 +8,10 @@ from prometheus_client import REGISTRY
 from projections.meters.meter import Meter
 from projections.meters.metrics import MetersMetrics
 from projections.meters.settings import MetersSettings
-from projections.meters.step import MetersStep
+from projections.meters.step import GROUP, MetersStep
+from schemas.topics import USAGE
 from streams.log.kafka.log import KafkaLog
+from streams.log.log import END
 from streams.log.loop import Loop, LoopSettings, run
 from streams.log.process import BAD_SETTINGS, Process, main
 
@@ -19,6 +21,9 @@ log = structlog.get_logger()
 def serve(settings: MetersSettings, process: Process) -> None:
     """Tell the provider until the process is to stop."""
     kafka = KafkaLog(settings.kafka_bootstrap, settings.namespace, process.name)
+    # What was used before meters were switched on is not metered, unless the settings say from when on it is.
+    if settings.meter_since is None and kafka.begin(GROUP, USAGE.name, END):
+        log.info("meters_begin", since="now")
     step = MetersStep(
         _meter(settings),
         settings.rules(),
@@ -34,8 +39,8 @@ def serve(settings: MetersSettings, process: Process) -> None:
     run(
         kafka,
         step,
-        topics=["usage"],
-        group="meters",
+        topics=[USAGE.name],
+        group=GROUP,
         stop=process.stop,
         replica=settings.replica,
         settings=LoopSettings(poll_s=0.05, records_max=500, expired=settings.offset_expired),

@@ -21,7 +21,10 @@ class MetersMetrics(Collector):
         yield CounterMetricFamily("turnlog_meters_told", "Charges that the provider took.", value=counts.told)
         yield CounterMetricFamily("turnlog_meters_known", "Charges that the provider had had.", value=counts.again)
         yield CounterMetricFamily("turnlog_meters_failures", "Tries that failed.", value=counts.failures)
-        yield CounterMetricFamily("turnlog_meters_dead", "Charges that became dead letters.", value=counts.dead)
+        yield CounterMetricFamily("turnlog_meters_dead", "Charges that the provider refuses.", value=counts.dead)
+        yield CounterMetricFamily(
+            "turnlog_meters_too_old", "Charges that were not told because they are too old.", value=counts.too_old
+        )
         skipped = CounterMetricFamily("turnlog_meters_skipped", "Records that are not metered.", labels=("why",))
         for why in SKIPPED:
             skipped.add_metric((why,), counts.skipped.get(why, 0))

@@ -2,9 +2,11 @@
 
 1. Each charge of a reply (kind `reply`, first revision, of a tier that is metered, of more than nothing) is one meter
    event. Its identifier is the reply's id, so the provider counts it once.
-2. Providers remember identifiers for a time only. A record that is older than that (`age_max_ms`, by the end of its
-   reply) may have been told before, so it is not told by itself: it becomes a dead letter, for a person to decide.
-3. Corrections, later revisions and what was not charged are told to nobody here: bills have them.
+2. Of what ended before usage is metered (`since_ms`) nothing is told.
+3. Providers remember identifiers for a time only. A record that is older than that (`age_max_ms`, by the end of its
+   reply) may have been told before, so it is not told by itself: it becomes a dead letter, for a person to decide. What
+   an import wrote into the log so late was told by the deployment that it came from, and is passed over.
+4. Corrections, later revisions and what was not charged are told to nobody here: bills have them.
 """
 
 from collections.abc import Mapping
@@ -20,8 +22,22 @@ from schemas.models import plain
 Measure = Literal["tokens", "output_tokens", "cost"]
 MEASURES: tuple[Measure, ...] = ("tokens", "output_tokens", "cost")
 
-SKIPPED = ("uncharged", "void", "tier", "customer", "nothing", "revision", "correction", "other")
+SKIPPED = (
+    "uncharged",
+    "void",
+    "tier",
+    "customer",
+    "nothing",
+    "revision",
+    "correction",
+    "before",
+    "imported",
+    "other",
+)
 """Why a record is none of a provider's business."""
+
+IMPORT_SOURCE = "infra/turnlog"
+"""`ce_source` of what `turnlog usage import` writes."""
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +51,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     customer_prefix: str | None
     """Of accounts that are not among those: the customer is the prefix and the account's id; None: they have none."""
     age_max_ms: int
+    since_ms: int = 0
+    """What ended before is not told."""
 
 
 class MeterEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,36 +73,23 @@ class Skipped(msgspec.Struct, frozen=True):
 
 
 class TooOld(msgspec.Struct, frozen=True):
-    """See rule 2."""
+    """See rule 3."""
 
     age_ms: int
 
 
-def meter_event(  # noqa: PLR0911 - one return a rule
-    event: Event, rules: Rules, now_ms: int
-) -> MeterEvent | Skipped | TooOld:
-    """What a record comes to."""
-    if isinstance(event, UsageAdjusted):
-        return Skipped("correction")
+def meter_event(event: Event, rules: Rules, now_ms: int, source: str = "") -> MeterEvent | Skipped | TooOld:
+    """What a record comes to; `source` is its `ce_source`."""
     if not isinstance(event, UsageRecorded):
-        return Skipped("other")
-    if event.record_kind != "reply":
-        return Skipped("void")
-    if event.revision != 1:
-        return Skipped("revision")
-    if not event.charged:
-        return Skipped("uncharged")
-    if event.tier not in rules.tiers:
-        return Skipped("tier")
-    customer = _customer(event.account_id, rules)
-    if customer is None:
-        return Skipped("customer")
-    value = _value(event, rules.measure)
-    if value <= 0:
-        return Skipped("nothing")
+        return Skipped("correction" if isinstance(event, UsageAdjusted) else "other")
+    if why := _no_charge(event, rules):
+        return Skipped(why)
+    customer, value = _customer(event.account_id, rules), _value(event, rules.measure)
+    if customer is None or value <= 0:
+        return Skipped("customer" if customer is None else "nothing")
     age_ms = now_ms - event.ended_at_ms
     if age_ms > rules.age_max_ms:
-        return TooOld(age_ms)
+        return Skipped("imported") if source == IMPORT_SOURCE else TooOld(age_ms)
     return MeterEvent(
         identifier=event.reply_id,
         event_name=rules.event_name,
@@ -92,6 +97,19 @@ def meter_event(  # noqa: PLR0911 - one return a rule
         value=plain(value),
         at_ms=min(event.ended_at_ms, now_ms),
     )
+
+
+def _no_charge(event: UsageRecorded, rules: Rules) -> str:
+    """Why it is none that is metered (rules 1 and 2); empty: it is one."""
+    if event.record_kind != "reply":
+        return "void"
+    if event.revision != 1:
+        return "revision"
+    if not event.charged:
+        return "uncharged"
+    if event.tier not in rules.tiers:
+        return "tier"
+    return "" if event.ended_at_ms >= rules.since_ms else "before"
 
 
 def _customer(account_id: str, rules: Rules) -> str | None:

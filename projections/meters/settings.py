@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AwareDatetime, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from projections.meters.rules import Measure, Rules
@@ -38,7 +38,11 @@ class MetersSettings(ProcessSettings):
     meter_timeout_s: float = Field(default=20.0, gt=0, le=300)
     meter_age_max_s: float = Field(default=23 * 3_600, gt=0, le=35 * DAY_S)
     """A charge that is older may have been told before, and the provider may have forgotten it (Stripe remembers for 24
-    hours): it becomes a dead letter. Raise it only for as long as you know that nothing was told."""
+    hours, OpenMeter as long as its deduplication is set to): it is not told, and becomes a dead letter. Raise it only
+    for as long as you know that nothing was told."""
+    meter_since: AwareDatetime | None = None
+    """From when on usage is metered, such as `2026-11-01T00:00:00Z`: what ended before is not told. Absent: from the
+    first start on."""
 
     @field_validator("meter_tiers", mode="before")
     @classmethod
@@ -72,4 +76,5 @@ class MetersSettings(ProcessSettings):
             customers=self.meter_customers,
             customer_prefix=self.meter_customer_prefix,
             age_max_ms=round(self.meter_age_max_s * 1000),
+            since_ms=round(self.meter_since.timestamp() * 1000) if self.meter_since is not None else 0,
         )

@@ -6,6 +6,7 @@
 2. What the provider does not take now is tried again, after a random time that doubles up to `RETRY_MAX_MS`; meanwhile
    nothing else is told either, and then one at a time until it goes well.
 3. What it will never take becomes a dead letter of `usage`, with its words. When most do, the process stops.
+   What is too old to be told (`rules`, 3) becomes one too, and stops nothing: after a long outage most are.
 4. While `waiting_max` records wait, the step is busy.
 """
 
@@ -39,6 +40,8 @@ class Counts(msgspec.Struct):
     again: int = 0
     failures: int = 0
     dead: int = 0
+    """Refused for good."""
+    too_old: int = 0
     skipped: dict[str, int] = {}
 
 
@@ -87,6 +90,8 @@ class MetersStep:
         self._telling = 0
         self._quiet_until_ms = 0
         self._failures = 0
+        self._too_old = False
+        """It was logged that records are too old, since the last one that was told."""
         self.trouble = ""
         """Why nothing can be told at the moment; empty when all is well."""
         self.counts = Counts()
@@ -116,7 +121,7 @@ class MetersStep:
             if book is None:
                 continue
             book.taken = record.offset + 1
-            found = meter_event(arrived.envelope.event, self._rules, now_ms)
+            found = meter_event(arrived.envelope.event, self._rules, now_ms, arrived.envelope.source)
             match found:
                 case MeterEvent():
                     book.waiting.append(_Waiting(record=record, event=found))
@@ -125,7 +130,7 @@ class MetersStep:
                 case TooOld(age_ms):
                     one = _Waiting(record=record, event=None)
                     book.waiting.append(one)
-                    self._bury(one, too_old(age_ms), now_ms)
+                    self._pass_over(one, age_ms, now_ms)
         self._tell(now_ms)
 
     def poll(self, now_ms: int) -> None:
@@ -167,7 +172,7 @@ class MetersStep:
                     continue
                 if now_ms - event.at_ms > self._rules.age_max_ms:
                     one.event = None
-                    self._bury(one, too_old(now_ms - event.at_ms), now_ms)
+                    self._pass_over(one, now_ms - event.at_ms, now_ms)
                     continue
                 one.tries += 1
                 one.telling = self._threads.submit(self._meter.tell, event)
@@ -194,11 +199,12 @@ class MetersStep:
                 self.counts.told += not again
                 self.counts.again += again
                 self._window.add(1, 0)
+                self._too_old = False
                 self._well()
             case Never(reason):
                 one.event = None
                 self._well()
-                self._bury(one, reason, now_ms)
+                self._refused(one, reason, now_ms)
             case Later(reason, after_s, blocked):
                 self._failures += 1
                 self.counts.failures += 1
@@ -218,14 +224,27 @@ class MetersStep:
         self.trouble = ""
         self._failures = 0
 
-    def _bury(self, one: _Waiting, reason: str, now_ms: int) -> None:
+    def _refused(self, one: _Waiting, reason: str, now_ms: int) -> None:
         self._window.add(0, 1)
+        record = one.record
+        log.error("meter_dead_letter", partition=record.partition, offset=record.offset, reason=reason)
+        self.counts.dead += 1
+        self._bury(one, reason, now_ms)
+
+    def _pass_over(self, one: _Waiting, age_ms: int, now_ms: int) -> None:
+        """Nothing is wrong with it, so it says nothing about the records behind it."""
+        if not self._too_old:
+            record = one.record
+            log.error("meter_too_old", partition=record.partition, offset=record.offset, reason=too_old(age_ms))
+        self._too_old = True
+        self.counts.too_old += 1
+        self._bury(one, too_old(age_ms), now_ms)
+
+    def _bury(self, one: _Waiting, reason: str, now_ms: int) -> None:
         record = one.record
         error = Undecodable(
             topic=record.topic, partition=record.partition, offset=record.offset, field="meter", reason=reason
         )
-        log.error("meter_dead_letter", partition=record.partition, offset=record.offset, reason=reason)
-        self.counts.dead += 1
         one.dead = bury(self._writer, record, error, group=GROUP, now_ms=now_ms)
 
 

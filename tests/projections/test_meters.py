@@ -6,22 +6,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import pytest
 from deployment import Deployment
 from msgspec.structs import replace
 
+from infra import usage_log
 from projections.meters.meter import Later, Meter, Never, Told
 from projections.meters.openmeter import OpenMeter
-from projections.meters.rules import MeterEvent, Rules, Skipped, TooOld, meter_event
+from projections.meters.rules import IMPORT_SOURCE, MeterEvent, Rules, Skipped, TooOld, meter_event
 from projections.meters.step import MetersStep
 from projections.meters.stripe_meter import StripeMeter
 from schemas import events as e
 from schemas.codec import Envelope
 from schemas.examples import EXAMPLES
+from streams.log.encoding import decoded
 from streams.log.kafka import KafkaLog
+from streams.log.kafka.offsets import Offsets
+from streams.log.kafka.records import Names
+from streams.log.kafka.settings import client
+from streams.log.log import BEGINNING
 from streams.log.memory import MemoryLog
-from streams.log.steps import Arrived, Busy, Output, Partition, Record, TooManyDead
+from streams.log.steps import Arrived, Busy, LogError, Output, Partition, Record, TooManyDead
 from tests.projections.meter_servers import OpenMeterHandler, Provider, StripeHandler
 
 NOW_MS = time.time_ns() // 1_000_000
@@ -93,6 +100,20 @@ def test_what_the_provider_may_have_forgotten_is_not_told_by_itself() -> None:
     at_limit = used(ended_at_ms=NOW_MS - RULES.age_max_ms)
     assert isinstance(meter_event(at_limit, RULES, NOW_MS), MeterEvent)
     assert meter_event(at_limit, RULES, NOW_MS + 1) == TooOld(RULES.age_max_ms + 1)
+
+
+def test_what_ended_before_usage_is_metered_is_not_told() -> None:
+    since = replace(RULES, since_ms=NOW_MS - 10_000)
+    assert isinstance(meter_event(used(ended_at_ms=NOW_MS - 10_000), since, NOW_MS), MeterEvent)
+    assert meter_event(used(ended_at_ms=NOW_MS - 10_001), since, NOW_MS) == Skipped("before")
+    assert meter_event(used(ended_at_ms=1), since, NOW_MS) == Skipped("before")
+
+
+def test_what_an_import_brings_is_passed_over_when_it_is_old() -> None:
+    old = used(ended_at_ms=NOW_MS - RULES.age_max_ms - 1)
+    assert meter_event(old, RULES, NOW_MS, IMPORT_SOURCE) == Skipped("imported")
+    assert isinstance(meter_event(used(), RULES, NOW_MS, IMPORT_SOURCE), MeterEvent)
+    assert IMPORT_SOURCE == usage_log.SOURCE
 
 
 def test_an_end_in_the_future_is_told_as_now() -> None:
@@ -241,7 +262,17 @@ def test_what_is_never_taken_becomes_a_dead_letter_and_the_rest_goes_on(kind: st
     reasons = sorted(dict(record.headers)["dead_error"].decode() for record in dead)  # type: ignore[union-attr]
     assert "23.0 hours old" in reasons[0]
     assert "400" in reasons[1]
-    assert stepping.step.counts.dead == 2
+    assert (stepping.step.counts.dead, stepping.step.counts.too_old) == (1, 1)
+
+
+def test_however_many_are_too_old_they_stop_nothing_and_are_counted_and_kept(kind: str, provider: Provider) -> None:
+    stepping = Stepping(meter_of(kind, provider))
+    old_ms = NOW_MS - RULES.age_max_ms - 60_000
+    stepping.submit(*(used(n, ended_at_ms=old_ms) for n in range(500)), used(600), used(601, account="gone"))
+    stepping.finish()
+    assert sorted(provider.taken) == ["rep_0600"]
+    assert (stepping.step.counts.too_old, stepping.step.counts.dead) == (500, 1)
+    assert len(stepping.log.records("usage.dead")) == 501
 
 
 def test_when_most_are_refused_the_process_stops_instead_of_giving_them_up(kind: str, provider: Provider) -> None:
@@ -269,7 +300,7 @@ def test_what_waits_too_long_for_the_provider_is_not_told_when_it_may_have_been_
     stepping.until(lambda: away.calls > 0 and bool(stepping.step.trouble))
     stepping.now_ms += RULES.age_max_ms
     stepping.finish()
-    assert stepping.step.counts.dead == 1
+    assert (stepping.step.counts.dead, stepping.step.counts.too_old) == (0, 1)
 
 
 def test_records_that_wait_are_bounded(kind: str, provider: Provider) -> None:
@@ -310,6 +341,7 @@ def test_a_process_that_is_killed_and_restarted_tells_each_charge_once(
         "TURNLOG_METER_URL": provider.url,
         "TURNLOG_METER_CUSTOMER_PREFIX": "cus_",
         "TURNLOG_METER_AT_ONCE": "4",
+        "TURNLOG_METER_SINCE": "2020-01-01T00:00:00Z",
     }
     expected: set[str] = set()
     process: subprocess.Popen[bytes] | None = None
@@ -339,3 +371,149 @@ def test_a_process_that_is_killed_and_restarted_tells_each_charge_once(
         if process is not None and process.poll() is None:
             process.kill()
         log.close()
+
+
+HOUR_MS = 3_600_000
+
+
+class Metered:
+    """A deployment's `usage`, and the process that tells a provider of it."""
+
+    def __init__(self, deployment: Deployment, kind: str, provider: Provider) -> None:
+        self.deployment = deployment
+        self.provider = provider
+        self.log = KafkaLog(deployment.kafka_bootstrap, deployment.namespace, "test")
+        self.writer = self.log.writer("streams/settlement")
+        self.partitions = [Partition("usage", number) for number in range(self.log.partitions("usage"))]
+        self.offsets = Offsets(client(deployment.kafka_bootstrap, "test"), Names(deployment.namespace))
+        self.process: subprocess.Popen[bytes] | None = None
+        self.environment = {
+            **os.environ,
+            **deployment.environment(),
+            "TURNLOG_METER": kind,
+            "TURNLOG_METER_KEY": provider.key,
+            "TURNLOG_METER_URL": provider.url,
+            "TURNLOG_METER_CUSTOMER_PREFIX": "cus_",
+        }
+
+    def append(self, first: int, count: int, age_ms: int = 0) -> set[str]:
+        """So many charges, their ids."""
+        ended_ms = time.time_ns() // 1_000_000 - age_ms
+        events = [used(n, account=f"a{n % 9}", ended_at_ms=ended_ms) for n in range(first, first + count)]
+        for event in events:
+            self.writer.append(Output(event=event))
+        self.writer.flush(30)
+        return {event.reply_id for event in events}
+
+    def start(self, **settings: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "projections", "meters"], env={**self.environment, **settings}
+        )
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert self.process is not None
+            assert time.monotonic() < deadline, (len(self.provider.taken), self.process.poll())
+            assert self.process.poll() is None, "the process has stopped"
+            time.sleep(0.02)
+
+    def stop(self, sign: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        os.kill(self.process.pid, sign)
+        return self.process.wait(60)
+
+    def has_begun(self) -> bool:
+        """Where it goes on is durable, for each partition."""
+        return all(self.offsets.has_begun("meters", [one]) for one in self.partitions)
+
+    def go_back(self) -> None:
+        """As `kafka-consumer-groups.sh --reset-offsets` does, which also has to wait until the member is forgotten."""
+        deadline = time.monotonic() + 90
+        while True:
+            try:
+                self.offsets.begin("meters", dict.fromkeys(self.partitions, 0))
+            except LogError:
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+            else:
+                return
+
+    def dead(self) -> list[Record]:
+        reader = self.log.reader([Partition("usage.dead", 0)], BEGINNING)
+        (end,) = reader.ends().values()
+        found: list[Record] = []
+        while reader.positions()[Partition("usage.dead", 0)] < end:
+            found += reader.poll(0.2)
+        reader.close()
+        return found
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+
+@pytest.fixture
+def metered(provisioned: Deployment, kind: str, provider: Provider) -> Iterator[Metered]:
+    made = Metered(provisioned, kind, provider)
+    yield made
+    made.close()
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(240)
+def test_meters_that_are_switched_on_for_a_history_begin_with_what_comes_then(
+    metered: Metered, provider: Provider
+) -> None:
+    metered.append(0, 500, age_ms=30 * 24 * HOUR_MS)
+    metered.append(500, 50)
+    metered.start()
+    metered.until(metered.has_begun)
+    assert metered.stop(signal.SIGKILL) == -signal.SIGKILL
+    new = metered.append(600, 20)
+    metered.start()
+    metered.until(lambda: set(provider.taken) >= new)
+    assert metered.stop() == 0
+    assert set(provider.taken) == new
+    assert metered.dead() == []
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(240)
+def test_a_time_from_when_on_usage_is_metered_counts_for_a_new_group_too(metered: Metered, provider: Provider) -> None:
+    metered.append(0, 30, age_ms=50 * HOUR_MS)
+    told = metered.append(100, 30, age_ms=30 * HOUR_MS)
+    since = datetime.fromtimestamp(time.time() - 40 * 3_600, UTC).isoformat()
+    metered.start(TURNLOG_METER_SINCE=since, TURNLOG_METER_AGE_MAX_S=str(48 * 3_600))
+    metered.until(lambda: set(provider.taken) >= told)
+    assert metered.stop() == 0
+    assert set(provider.taken) == told
+    assert metered.dead() == []
+
+
+@pytest.mark.servers
+@pytest.mark.timeout(240)
+def test_an_outage_longer_than_the_limit_leaves_a_list_of_what_was_not_told_and_is_made_good_from_the_log(
+    metered: Metered, provider: Provider
+) -> None:
+    began = datetime.fromtimestamp(time.time() - 40 * 3_600, UTC).isoformat()
+    metered.start()
+    metered.until(metered.has_begun)
+    before = metered.append(0, 20)
+    metered.until(lambda: set(provider.taken) >= before)
+    assert metered.stop() == 0
+    missed = metered.append(100, 300, age_ms=30 * HOUR_MS)
+    after = metered.append(500, 20)
+    metered.start()
+    metered.until(lambda: set(provider.taken) >= after and len(metered.dead()) >= 300)
+    assert metered.stop() == 0
+    assert set(provider.taken) == before | after
+    assert {decoded(one).event.reply_id for one in metered.dead()} == missed  # type: ignore[union-attr]
+    metered.go_back()
+    metered.start(TURNLOG_METER_SINCE=began, TURNLOG_METER_AGE_MAX_S=str(48 * 3_600))
+    metered.until(lambda: set(provider.taken) >= missed)
+    assert metered.stop() == 0
+    assert set(provider.taken) == before | missed | after
+    assert len(metered.dead()) == 300

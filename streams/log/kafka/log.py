@@ -11,7 +11,7 @@ from streams.log.kafka.records import Names
 from streams.log.kafka.transactions import KafkaTransactions
 from streams.log.kafka.writer import KafkaWriter
 from streams.log.log import Assignment, Expired, Listener, Start
-from streams.log.steps import NotAppended, Partition
+from streams.log.steps import LogError, NotAppended, Partition
 
 
 class KafkaLog:
@@ -40,6 +40,26 @@ class KafkaLog:
         reader = KafkaReader(chosen, self._names, self._offsets, partitions, start)
         self._opened.append(reader)
         return reader
+
+    def begin(self, group: str, topic: str, start: Start) -> bool:
+        """Where a group begins that has committed nothing yet of a topic; whether that was so.
+
+        By itself such a group begins at the earliest record. What is decided here is durable when this returns.
+
+        Raises:
+            LogError: the log cannot be reached, or the group has members and has committed nothing: try again.
+        """
+        partitions = [Partition(topic, number) for number in range(self.partitions(topic))]
+        if self._offsets.has_begun(group, partitions):
+            return False
+        try:
+            self._offsets.begin(group, self._offsets.starts(partitions, start))
+        except LogError:
+            # Another process has begun meanwhile.
+            if not self._offsets.has_begun(group, partitions):
+                raise
+            return False
+        return True
 
     def consumer(
         self,

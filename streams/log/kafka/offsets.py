@@ -4,10 +4,10 @@ Asked through a connection of its own: a consumer's is held by its waiting fetch
 up to `fetch.wait.max.ms`. One question is for any number of partitions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from streams.log.kafka.records import Names, asked
@@ -59,6 +59,30 @@ class Offsets:
         found = self._asked(wanted, OffsetSpec.for_timestamp(start.time_ms))
         return {p: ends[p] if offset == _AFTER_ALL else offset for p, offset in found.items()}
 
+    def has_begun(self, group: str, partitions: Iterable[Partition]) -> bool:
+        """Whether a group has committed an offset of any of these."""
+        wanted = ConsumerGroupTopicPartitions(self._names.full(group), [self._names.place(p) for p in partitions])
+
+        def ask(timeout_s: float) -> bool:
+            admin = self._admin
+            (answer,) = admin.list_consumer_group_offsets([wanted], request_timeout=timeout_s).values()
+            return any(place.offset >= 0 for place in _group(answer, timeout_s))
+
+        return asked(ask, f"offsets of group {group}")
+
+    def begin(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        """Commit these for a group without members. Raises `LogError`, also when it has some."""
+        wanted = ConsumerGroupTopicPartitions(self._names.full(group), self._names.places(offsets))
+
+        def ask(timeout_s: float) -> None:
+            admin = self._admin
+            (answer,) = admin.alter_consumer_group_offsets([wanted], request_timeout=timeout_s).values()
+            for place in _group(answer, timeout_s):
+                if place.error is not None:
+                    raise KafkaException(place.error)
+
+        asked(ask, f"offsets of group {group}")
+
     @property
     def _admin(self) -> Any:
         if self._made is None:
@@ -84,3 +108,10 @@ class Offsets:
             return {self._names.partition(place): offset for place, offset in found.items()}
 
         return asked(ask, "offsets")
+
+
+def _group(answer: Any, timeout_s: float) -> Any:
+    try:
+        return answer.result(timeout_s + GRACE_S).topic_partitions
+    except TimeoutError as late:
+        raise LogError("offsets of a group: no answer") from late
