@@ -91,7 +91,7 @@ def totals(group_by: str | None) -> str:
     """Sums of the deduplicated records, by group and currency."""
     sums = ", ".join(f"toInt64(sum({column}))" for column in _TOKENS)
     return f"""
-SELECT {_GROUPS[group_by]} AS group_name, currency, toInt64(uniqExact(message_id)), {sums}, toString(sum(cost))
+SELECT {_GROUPS[group_by]} AS group_name, currency, toInt64(countIf(record_kind = 'reply')), {sums}, toString(sum(cost))
   FROM usage_records FINAL WHERE {_RANGE}
  GROUP BY group_name, currency ORDER BY group_name, currency
 """  # noqa: S608 - both parts are constants of this module

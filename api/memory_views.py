@@ -18,6 +18,15 @@ from schemas.events import (
 )
 from schemas.invoice import Amounts, Bill, Heading, Ledger, Sums, add
 
+_TOKENS = (
+    "uncached_input_tokens",
+    "cache_read_input_tokens",
+    "cache_write_input_tokens",
+    "cache_write_long_input_tokens",
+    "output_tokens",
+    "reasoning_tokens",
+)
+
 
 class MemoryViews:
     """`Views`, filled by `write` as the projection would. `down` makes it unreachable."""
@@ -26,7 +35,7 @@ class MemoryViews:
         self._events: dict[OwnConversation, dict[int, Event]] = {}
         self._partitions: dict[OwnConversation, int] = {}
         self._progress: dict[int, int] = {}
-        self._usage: dict[tuple[str, str, str], UsageRecorded] = {}
+        self._usage: dict[tuple[str, str, str, str], tuple[int, dict[str, Any]]] = {}
         self._ledgers: dict[str, Ledger] = {}
         self.down = False
 
@@ -34,10 +43,10 @@ class MemoryViews:
         """An event of `messages` at its place, or one of `usage`."""
         if isinstance(event, UsageRecorded | UsageAdjusted | PeriodEnded | PeriodClosed):
             self._ledgers.setdefault(event.account_id, Ledger()).apply(event)
-        if isinstance(event, UsageRecorded):
-            key = (event.usage_day, event.reply_id, event.record_kind)
-            if key not in self._usage or self._usage[key].revision < event.revision:
-                self._usage[key] = event
+        if isinstance(event, UsageRecorded | UsageAdjusted):
+            key = (event.account_id, event.usage_day, event.reply_id, event.record_kind)
+            if key not in self._usage or self._usage[key][0] < event.revision:
+                self._usage[key] = event.revision, _row(event)
             return
         conversation = (str(getattr(event, "account_id", "")), event.key())
         self._events.setdefault(conversation, {})[offset] = event
@@ -103,25 +112,19 @@ class MemoryViews:
 
     async def usage_totals(self, account_id: str, query: UsageQuery) -> tuple[dict[str, Any], ...]:
         self._answer()
-        groups: dict[tuple[str, str], list[UsageRecorded]] = {}
+        groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
         name = {"day": "usage_day", "model": "model", "conversation": "conversation_id"}.get(query.group_by or "")
-        for record in self._selected(account_id, query):
-            group = str(getattr(record, name)) if name else ""
-            groups.setdefault((group, record.currency), []).append(record)
+        for row in self._selected(account_id, query):
+            groups.setdefault((row[name] if name else "", row["currency"]), []).append(row)
         return tuple(
             {
                 "group": group,
                 "currency": currency,
-                "replies": len({record.reply_id for record in records}),
-                "uncached_input_tokens": sum(r.uncached_input_tokens for r in records),
-                "cache_read_input_tokens": sum(r.cache_read_input_tokens for r in records),
-                "cache_write_input_tokens": sum(r.cache_write_input_tokens for r in records),
-                "cache_write_long_input_tokens": sum(r.cache_write_long_input_tokens for r in records),
-                "output_tokens": sum(r.output_tokens for r in records),
-                "reasoning_tokens": sum(r.reasoning_tokens for r in records),
-                "cost": str(sum((Decimal(r.cost) for r in records), Decimal(0))),
+                "replies": sum(row["record_kind"] == "reply" for row in rows),
+                **{column: sum(row[column] for row in rows) for column in _TOKENS},
+                "cost": str(sum((Decimal(row["cost"]) for row in rows), Decimal(0))),
             }
-            for (group, currency), records in sorted(groups.items())
+            for (group, currency), rows in sorted(groups.items())
         )
 
     async def bill_sums(self, account_id: str) -> Mapping[Heading, Amounts]:
@@ -157,28 +160,9 @@ class MemoryViews:
     ) -> tuple[dict[str, Any], ...]:
         self._answer()
         found = [
-            {
-                "usage_day": r.usage_day,
-                "message_id": r.reply_id,
-                "record_kind": r.record_kind,
-                "conversation_id": r.conversation_id,
-                "model": r.model,
-                "status": r.status,
-                "uncached_input_tokens": r.uncached_input_tokens,
-                "cache_read_input_tokens": r.cache_read_input_tokens,
-                "cache_write_input_tokens": r.cache_write_input_tokens,
-                "cache_write_long_input_tokens": r.cache_write_long_input_tokens,
-                "output_tokens": r.output_tokens,
-                "reasoning_tokens": r.reasoning_tokens,
-                "counted": r.counted,
-                "charged": r.charged,
-                "cost": r.cost,
-                "currency": r.currency,
-                "price_version": r.price_version,
-                "ended_at_ms": r.ended_at_ms,
-            }
-            for r in self._selected(account_id, query)
-            if after is None or (r.usage_day, r.reply_id, r.record_kind) > after
+            row
+            for row in self._selected(account_id, query)
+            if after is None or (row["usage_day"], row["message_id"], row["record_kind"]) > after
         ]
         return tuple(found[:limit])
 
@@ -188,11 +172,27 @@ class MemoryViews:
     async def close(self) -> None:
         return
 
-    def _selected(self, account_id: str, query: UsageQuery) -> Iterable[UsageRecorded]:
-        for _, record in sorted(self._usage.items()):
-            if record.account_id == account_id and query.from_day <= record.usage_day <= query.to_day:
-                yield record
+    def _selected(self, account_id: str, query: UsageQuery) -> Iterable[dict[str, Any]]:
+        for (account, day, _, _), (_, row) in sorted(self._usage.items(), key=lambda item: item[0]):
+            if account == account_id and query.from_day <= day <= query.to_day:
+                yield row
 
     def _answer(self) -> None:
         if self.down:
             raise StoreDown("clickhouse", "it is down")
+
+
+def _row(event: UsageRecorded | UsageAdjusted) -> dict[str, Any]:
+    """A record as it is listed; of a correction most is empty."""
+    own = {
+        "usage_day": event.usage_day,
+        "message_id": event.reply_id,
+        "record_kind": event.record_kind,
+        "cost": event.cost,
+        "currency": event.currency,
+    }
+    if isinstance(event, UsageAdjusted):
+        none = dict.fromkeys(("conversation_id", "model", "status", "price_version"), "") | dict.fromkeys(_TOKENS, 0)
+        return {**none, "counted": True, "charged": True, **own, "ended_at_ms": event.adjusted_at_ms}
+    more = ("conversation_id", "model", "status", *_TOKENS, "counted", "charged", "price_version", "ended_at_ms")
+    return own | {name: getattr(event, name) for name in more}

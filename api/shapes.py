@@ -136,7 +136,7 @@ class UsageTotal(Shape):
 
     group: str | None
     currency: str
-    replies: int
+    replies: int = Field(description="That ended; attempts before the last one, and corrections, are none.")
     uncached_input_tokens: int
     cache_read_input_tokens: int
     cache_write_input_tokens: int

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 
 from api.clickhouse_views import ClickHouseViews
@@ -25,6 +27,7 @@ from schemas.events import (
     ReplyStored,
     UsageRecorded,
 )
+from schemas.invoice import adjustment
 from schemas.values import Failure, Usage, VoidAttempt
 
 WHEN_MS = 1_796_000_000_000
@@ -123,6 +126,7 @@ def used(n: int, day: str = "2026-11-29", account: str = "a", **members: Any) ->
         currency="USD",
         price_version="v",
         ended_at_ms=WHEN_MS + n,
+        **members,
     )
 
 
@@ -250,6 +254,43 @@ async def test_what_is_listed_is_what_is_totalled(filled: Filled) -> None:
         "a", UsageQuery(from_day="0001-01-01", to_day="9999-12-31", group_by="conversation")
     )
     assert [row["group"] for row in by_conversation] == ["conv_0", "conv_1"]
+
+
+async def test_replies_are_counted_and_no_corrections_or_attempts(filled: Filled) -> None:
+    for n in (1, 2):
+        await filled.write(n, used(n))
+    void = msgspec.structs.replace(used(3, charged=False, cost="0"), record_kind="attempt-1", status="failed")
+    await filled.write(3, void)
+    # The attempt of a reply that has not ended yet, and refunds: of a reply, and of one on another day.
+    await filled.write(4, msgspec.structs.replace(void, reply_id="rep_1"))
+    for n, (reply, day) in enumerate((("rep_1", "2026-11-29"), ("rep_9", "2026-11-28"))):
+        refund = adjustment(
+            account_id="a",
+            reply_id=reply,
+            usage_day=day,
+            currency="USD",
+            adjustment_id="one",
+            amount="-0.000000000001",
+            reason="It was empty.",
+            now_ms=WHEN_MS,
+        )
+        await filled.write(5 + n, refund)
+
+    async def replies(group_by: Any) -> dict[str, int]:
+        query = UsageQuery(from_day="2026-11-01", to_day="2026-11-30", group_by=group_by)
+        return {row["group"]: row["replies"] for row in await filled.views.usage_totals("a", query)}
+
+    assert await replies(None) == {"": 2}
+    assert await replies("day") == {"2026-11-28": 0, "2026-11-29": 2}
+    assert await replies("model") == {"": 0, "m": 2}
+    assert await replies("conversation") == {"": 0, "conv_0": 1, "conv_1": 1}
+    (total,) = await filled.views.usage_totals("a", UsageQuery(from_day="2026-11-01", to_day="2026-11-30"))
+    assert Decimal(total["cost"]) == 0
+    listed = await filled.views.usage_records(
+        "a", UsageQuery(from_day="2026-11-01", to_day="2026-11-30"), None, limit=100
+    )
+    kinds = [row["record_kind"] for row in listed]
+    assert kinds == ["adjustment-one", "adjustment-one", "attempt-1", "reply", "reply", "attempt-1"]
 
 
 async def test_views_that_are_not_there_are_down_and_nothing_else() -> None:
