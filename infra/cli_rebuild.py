@@ -46,7 +46,7 @@ MadeAnew = Annotated[
 Repair = Annotated[bool, typer.Option("--repair", help="Write what the log says.")]
 Every = Annotated[str | None, typer.Option(help="Again and again: 90s, 15m, 1h, 1d.")]
 Days = Annotated[int, typer.Option(min=0, max=DAYS_MAX, help="Only records of so many days, today included; 0: all.")]
-Replies = Annotated[bool, typer.Option("--replies/--no-replies", help="Also compare messages with bills.")]
+Replies = Annotated[bool, typer.Option("--replies/--no-replies", help="Also compare messages, with the log and bills.")]
 Limits = Annotated[bool, typer.Option("--limits/--no-limits", help="Also compare what limits were settled with.")]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="With --every: serve Prometheus metrics there.")]
 
@@ -127,7 +127,7 @@ def reconcile(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare bills with the log, with what messages say, and with what limits were settled with.
+    """Compare bills and messages with the log, with each other, and with what limits were settled with.
 
     Exit code 1 when there are differences left.
     """

@@ -2,10 +2,13 @@
 
 A digest does not depend on the order of the rows: it is the sum of their hashes. Tables are read as their readers see
 them: each key once (FINAL), or, of an aggregating table, each key with its states merged.
+
+A group is looked at in parts of about `ROWS_AT_ONCE` rows at most. So memory, here and in ClickHouse, does not grow
+with the number of rows that differ. What people said is told by its length and a hash, not shown.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +20,9 @@ _SIMPLE = re.compile(r"SimpleAggregateFunction\((\w+), ")
 _STATE = re.compile(r"AggregateFunction\((?:\d+, )?(\w+)")
 MERGED = re.compile(r"Aggregat")
 NOWHERE = -1
+ROWS_AT_ONCE = 20_000
+SAID = frozenset({"content", "title", "system", "text", "event", "value", "first_title", "renamed_to"})
+"""Columns that hold what people, or models, said."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +38,14 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Rows know their place in the log."""
 
 
+class Part(msgspec.Struct, frozen=True):
+    """The rows of a group whose keys' hash leaves `number` when it is divided by `of`."""
+
+    group: str
+    number: int
+    of: int
+
+
 class Digest(msgspec.Struct, frozen=True):
     """Of a group's rows."""
 
@@ -40,7 +54,7 @@ class Digest(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A column that differs: what it is on either side, as text."""
+    """A column that differs: what it is on either side, as text; of `SAID`, its length and hash."""
 
     column: str
     live: str
@@ -92,14 +106,19 @@ def digests(database: Database, table: str, shape: Shape, where: str = "1") -> d
     return {group: Digest(int(rows), int(total)) for group, rows, total in found}
 
 
-def differing(live: dict[str, Digest], right: dict[str, Digest]) -> list[str]:
-    """The groups that are not the same on both sides."""
-    return sorted(group for group in live.keys() | right.keys() if live.get(group) != right.get(group))
+def parts(live: Mapping[str, Digest], right: Mapping[str, Digest]) -> Iterator[Part]:
+    """The groups that are not the same on both sides, each in as many parts as it takes."""
+    for group in sorted(live.keys() | right.keys()):
+        found = live.get(group), right.get(group)
+        if found[0] != found[1]:
+            of = max(digest.rows for digest in found if digest is not None) // ROWS_AT_ONCE + 1
+            yield from (Part(group, number, of) for number in range(of))
 
 
-def pairs(database: Database, live: str, right: str, shape: Shape, group: str) -> list[Pair]:
-    """The keys of a group whose rows differ; its whole content is looked at. Raises `ClickHouseError`."""
-    within = f"{shape.group} = %(group)s"
+def pairs(database: Database, live: str, right: str, shape: Shape, part: Part) -> list[Pair]:
+    """The keys of a part of a group whose rows differ; its whole content is looked at. Raises `ClickHouseError`."""
+    keys = ", ".join(f"`{name}`" for name in shape.key)
+    within = f"{shape.group} = %(group)s AND modulo(cityHash64({keys}), {part.of}) = {part.number}"
     columns = _plain(shape)
     hashed = row_hash(columns)
     place = (
@@ -112,7 +131,7 @@ def pairs(database: Database, live: str, right: str, shape: Shape, group: str) -
     on = " AND ".join(f"l.`{name}` = r.`{name}`" for name in shape.key)
     key = ", ".join(f"if(l.here = 1, toString(l.`{name}`), toString(r.`{name}`))" for name in shape.key)
     changed = ", ".join(
-        f"('{column.name}', ifNull(toString(l.`{column.name}`), 'NULL'), ifNull(toString(r.`{column.name}`), 'NULL'))"
+        f"('{column.name}', {_told('l', column)}, {_told('r', column)})"
         for column in columns
         if column.name not in shape.key
     )
@@ -122,9 +141,18 @@ def pairs(database: Database, live: str, right: str, shape: Shape, group: str) -
         f"FROM ({side.format(source=_source(live, shape, within))}) AS l "
         f"FULL OUTER JOIN ({side.format(source=_source(right, shape, within))}) AS r ON {on} "
         "WHERE l.here != r.here OR l.row_hash != r.row_hash ORDER BY 1 SETTINGS join_use_nulls = 0",
-        {"group": group},
+        {"group": part.group},
     )
     return [_pair(row) for row in found]
+
+
+def _told(side: str, column: Column) -> str:
+    value = f"{side}.`{column.name}`"
+    if column.name == "event":
+        return f"concat(JSONExtractString({value}, 'type'), ' ', hex(cityHash64({value})))"
+    if column.name in SAID:
+        return f"concat(toString(lengthUTF8(toString({value}))), ' characters, ', hex(cityHash64({value})))"
+    return f"ifNull(toString({value}), 'NULL')"
 
 
 def _pair(row: tuple[Any, ...]) -> Pair:

@@ -25,7 +25,7 @@ from projections.archive.history import History
 from projections.archive.lineage import refuse_other
 from projections.clickhouse.beside import Table, catalogue, copy_statement, listed, same_definition
 from projections.clickhouse.client import Database
-from projections.clickhouse.compare import Pair, Shape, differing, digests, pairs, shape_of
+from projections.clickhouse.compare import Pair, Shape, digests, pairs, parts, shape_of
 from projections.rebuild.plan import MIRROR, NEW, Plan, plan_of
 from projections.rebuild.state import EXCHANGING, LOADING, State, begun, own
 from projections.views.loading import BATCH_ROWS, Loaded, Loading, erase
@@ -269,8 +269,8 @@ def _compare(database: Database, table: Table, shape: Shape, tell: Tell) -> Comp
         rows=sum(digest.rows for digest in live_digests.values()),
         new_rows=sum(digest.rows for digest in new_digests.values()),
     )
-    for group in differing(live_digests, new_digests):
-        for pair in pairs(database, table.name, new, shape, group):
+    for part in parts(live_digests, new_digests):
+        for pair in pairs(database, table.name, new, shape, part):
             compared.differences += 1
             if compared.differences <= SHOWN_MAX:
                 tell(Difference(table=table.name, kind=_kind(pair), pair=pair))

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-from projections.reconcile.reconcile import Outcome
+from projections.reconcile.findings import Outcome
 
 
 class ReconcileMetrics:

@@ -5,12 +5,11 @@ are left out: the two records of a reply are written one after the other. So are
 are erased and whose bills stay, and records with a revision: a correction is not what the reply said.
 """
 
-from collections.abc import Sequence
-
-import msgspec
+from collections.abc import Iterator
 
 from projections.clickhouse.client import Database
-from projections.clickhouse.compare import Change, Digest, differing
+from projections.clickhouse.compare import Change, Digest, Part, parts
+from projections.reconcile.findings import Finding
 
 SETTLES_S = 60
 _SAID = ("status", "tier", "pool", "model", "input", "cached", "written", "output", "counted")
@@ -34,22 +33,18 @@ SELECT account_id, message_id AS reply_id, toDate(ended_at, 'UTC') AS day, toStr
 FROM usage_records FINAL WHERE record_kind = 'reply' AND {_SETTLED} AND {_DELETED}
 """  # noqa: S608 - constants of this module
 _HASH = f"sum(cityHash64(account_id, reply_id, {', '.join(_SAID)}))"
+REPLIES = "replies"
 
 
-class Disagreement(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply of which messages and bills tell differently. `kind`: `no_bill`, `no_reply` or `differs`."""
+def disagreements(database: Database, since: str = "") -> Iterator[Finding]:
+    """Of all days, or of those from `since` (YYYY-MM-DD) on. `live` is what the message says, `right` the bill.
 
-    kind: str
-    account_id: str
-    reply_id: str
-    changes: tuple[Change, ...] = ()
-    """`live` is what the message says, `right` the bill."""
-
-
-def disagreements(database: Database, since: str = "") -> list[Disagreement]:
-    """Of all days, or of those from `since` (YYYY-MM-DD) on. Raises `ClickHouseError`."""
+    Raises:
+        ClickHouseError: not now.
+    """
     said, billed = (_digests(database, source, since) for source in (_REPLIES, _BILLED))
-    return [one for day in differing(said, billed) for one in _of_day(database, day)]
+    for part in parts(said, billed):
+        yield from _of_part(database, part)
 
 
 def _digests(database: Database, source: str, since: str) -> dict[str, Digest]:
@@ -59,19 +54,20 @@ def _digests(database: Database, source: str, since: str) -> dict[str, Digest]:
     return {day: Digest(int(count), int(total)) for day, count, total in found}
 
 
-def _of_day(database: Database, day: str) -> list[Disagreement]:
+def _of_part(database: Database, part: Part) -> list[Finding]:
     changed = ", ".join(f"('{name}', toString(m.{name}), toString(b.{name}))" for name in _SAID)
+    within = f"day = %(day)s AND modulo(cityHash64(account_id, reply_id), {part.of}) = {part.number}"
     found = database.query(
         "SELECT if(m.here = 1, m.account_id, b.account_id), if(m.here = 1, m.reply_id, b.reply_id), m.here, b.here, "  # noqa: S608
         f"if(m.here + b.here < 2, [], arrayFilter(c -> c.2 != c.3, [{changed}])) AS changes "
-        f"FROM (SELECT * FROM ({_REPLIES}) WHERE day = %(day)s) AS m "
-        f"FULL OUTER JOIN (SELECT * FROM ({_BILLED}) WHERE day = %(day)s) AS b "
+        f"FROM (SELECT * FROM ({_REPLIES}) WHERE {within}) AS m "
+        f"FULL OUTER JOIN (SELECT * FROM ({_BILLED}) WHERE {within}) AS b "
         "ON m.account_id = b.account_id AND m.reply_id = b.reply_id "
         "WHERE (m.here != b.here OR notEmpty(changes)) AND b.revision < 2 ORDER BY 1, 2 SETTINGS join_use_nulls = 0",
-        {"day": day},
+        {"day": part.group},
     )
     return [
-        Disagreement(kind=_kind(m, b), account_id=account, reply_id=reply, changes=tuple(Change(*c) for c in changes))
+        Finding(table=REPLIES, kind=_kind(m, b), key=(account, reply), changes=tuple(Change(*c) for c in changes))
         for account, reply, m, b, changes in found
     ]
 
@@ -80,11 +76,3 @@ def _kind(said: int, billed: int) -> str:
     if said and billed:
         return "differs"
     return "no_bill" if said else "no_reply"
-
-
-def erase_replies(database: Database, wrong: Sequence[Disagreement]) -> None:
-    """Erase their rows in `reply_rows`, where there are any. Raises `ClickHouseError`."""
-    there = [(one.account_id, one.reply_id) for one in wrong if one.kind != "no_reply"]
-    for first in range(0, len(there), 500):
-        part = there[first : first + 500]
-        database.erase("reply_rows", "(account_id, reply_id) IN %(pairs)s", {"pairs": part})
