@@ -56,8 +56,11 @@ def export(
     done = write(database, Selection(first, last, account, form), out, _progress(as_json=as_json))
     database.close()
     if as_json:
-        typer.echo(json.dumps({"file": str(out), "rows": done.rows, "bytes": done.bytes, "taken_up": done.taken_up}))
+        more = {"taken_up": done.taken_up, "begun_anew": done.begun_anew}
+        typer.echo(json.dumps({"file": str(out), "rows": done.rows, "bytes": done.bytes, **more}))
     else:
+        if done.begun_anew:
+            typer.echo("Records have come or changed since the export that was stopped: it was begun anew.", err=True)
         typer.echo(f"{done.rows} records, {done.bytes} bytes: {out}")
 
 

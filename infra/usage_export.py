@@ -2,8 +2,9 @@
 
 1. Everything is written beside the file, under its name with `.part`, and moved there when it is whole and durable. So
    the file is never half; what was there before is replaced in one step.
-2. CSV and JSON lines are read page by page. After each page `.part.json` says how far the part is good and where to
-   go on: a run that was killed is taken up there by the next one with the same selection.
+2. CSV and JSON lines are read page by page. After each page `.part.json` says how far the part is good, what is in it
+   (the sum of its rows' hashes), and where to go on: a run that was killed is taken up there by the next one with the
+   same selection, if the records up to there are still those. Otherwise it is begun anew.
 3. Parquet is one stream, begun anew after a kill; it counts as whole when its end is there.
 4. One page is in memory at a time, whatever the size of the export.
 """
@@ -37,6 +38,9 @@ _OWN = "usage_day >= toDate({from:String}) AND usage_day <= toDate({to:String})"
 _AFTER = (
     f"""({_KEY}) > ({{a:String}}, toDate({{d:String}}), {{m:String}}, {{k:String}}) AND account_id >= {{a:String}}"""
 )
+_UP_TO = (
+    f"""({_KEY}) <= ({{a:String}}, toDate({{d:String}}), {{m:String}}, {{k:String}}) AND account_id <= {{a:String}}"""
+)
 _RENAMED = {
     "usage_day": "toString(usage_day)",
     "reply_id": "message_id",
@@ -46,6 +50,7 @@ _RENAMED = {
     "cost": "toString(cost)",
     "ended_at_ms": "toInt64(toUnixTimestamp64Milli(ended_at))",
 }
+_HASH = f"""toString(cityHash64({", ".join(f"ifNull(toString({name}), 'NULL')" for name in MEMBERS)})) AS row_hash"""
 _TYPED = _RENAMED | {"usage_day": "usage_day", "cost": "cost"}
 _JSON = {"output_format_json_quote_64bit_integers": "0", "output_format_json_escape_forward_slashes": "0"}
 _PARQUET = {
@@ -74,6 +79,8 @@ class Exported:
     bytes: int
     taken_up: bool
     """A run that was killed had begun it."""
+    begun_anew: bool = False
+    """One had, and records of its part have come or changed since."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ class _Mark:
     rows: int
     bytes: int
     after: list[str]
+    hashes: int = 0
+    """Sum of its rows' hashes, modulo 2^64."""
 
 
 def export(
@@ -164,30 +173,46 @@ def _pages(
     tell: Callable[[int], None],
     page_rows: int,
 ) -> Exported:
-    mark = _taken_up(mark_path, selection, file) or _Mark(asdict(selection), 0, 0, [])
-    taken_up = bool(mark.after)
+    begun = _begun(mark_path, selection, file)
+    taken_up = begun is not None and _still_there(database, selection, begun)
+    mark = begun if begun is not None and taken_up else _Mark(asdict(selection), 0, 0, [])
     file.truncate(mark.bytes)
     if not taken_up and selection.format == "csv":
         file.write(_csv([MEMBERS]))
     while True:
         limit = f"LIMIT {page_rows}"
-        after = dict(zip("admk", mark.after, strict=False))
-        statement = _statement(selection, _RENAMED, f" AND {_AFTER}" if after else "", limit)
-        lines = database.raw(statement, {**_names(selection), **after}, "JSONCompactEachRow", _JSON)
-        rows = msgspec.json.decode(b"[" + b",".join(lines.splitlines()) + b"]", type=list[list[Any]])
-        if rows:
-            file.write(_csv(rows) if selection.format == "csv" else _jsonl(rows))
+        statement = _statement(selection, _RENAMED, f" AND {_AFTER}" if mark.after else "", limit, f", {_HASH}")
+        lines = database.raw(statement, {**_names(selection), **_place(mark)}, "JSONCompactEachRow", _JSON)
+        found = msgspec.json.decode(b"[" + b",".join(lines.splitlines()) + b"]", type=list[list[Any]])
+        hashes = sum(int(row.pop()) for row in found)
+        if found:
+            file.write(_csv(found) if selection.format == "csv" else _jsonl(found))
             file.flush()
             os.fsync(file.fileno())
-            last = [str(value) for value in rows[-1][:4]]
-            mark = _Mark(mark.selection, mark.rows + len(rows), file.seek(0, os.SEEK_END), last)
+            last = [str(value) for value in found[-1][:4]]
+            size = file.seek(0, os.SEEK_END)
+            mark = _Mark(mark.selection, mark.rows + len(found), size, last, (mark.hashes + hashes) % 2**64)
             _note(mark_path, mark)
             tell(mark.rows)
-        if len(rows) < page_rows:
-            return Exported(rows=mark.rows, bytes=file.seek(0, os.SEEK_END), taken_up=taken_up)
+        if len(found) < page_rows:
+            size = file.seek(0, os.SEEK_END)
+            anew = begun is not None and not taken_up
+            return Exported(rows=mark.rows, bytes=size, taken_up=taken_up, begun_anew=anew)
 
 
-def _taken_up(mark_path: Path, selection: Selection, file: IO[bytes]) -> _Mark | None:
+def _still_there(database: Database, selection: Selection, mark: _Mark) -> bool:
+    """Whether the records up to where the mark stands are those that are in the part."""
+    records = _statement(selection, _RENAMED, f" AND {_UP_TO}", "", f", {_HASH}")
+    statement = f"SELECT toInt64(count()), sum(toUInt64(row_hash)) FROM ({records})"  # noqa: S608 - as above
+    found = database.query(statement, {**_names(selection), **_place(mark)})
+    return (int(found[0][0]), int(found[0][1])) == (mark.rows, mark.hashes)
+
+
+def _place(mark: _Mark) -> dict[str, str]:
+    return dict(zip("admk", mark.after, strict=False))
+
+
+def _begun(mark_path: Path, selection: Selection, file: IO[bytes]) -> _Mark | None:
     """What an earlier run has left, where it is of this selection and whole."""
     try:
         mark = _Mark(**json.loads(mark_path.read_text()))
@@ -206,10 +231,10 @@ def _note(path: Path, mark: _Mark) -> None:
     new.replace(path)
 
 
-def _statement(selection: Selection, shown: dict[str, str], condition: str, limit: str) -> str:
+def _statement(selection: Selection, shown: dict[str, str], condition: str, limit: str, more: str = "") -> str:
     columns = ", ".join(f"{shown[name]} AS {name}" if name in shown else name for name in MEMBERS)
     return (
-        f"SELECT {columns} FROM (SELECT * FROM usage_records FINAL "  # noqa: S608 - constants of this module
+        f"SELECT {columns}{more} FROM (SELECT * FROM usage_records FINAL "  # noqa: S608 - constants of this module
         f"WHERE {_where(selection)}{condition} ORDER BY {_KEY} {limit})"
     )
 

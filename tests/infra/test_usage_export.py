@@ -167,6 +167,47 @@ def test_an_export_that_breaks_off_leaves_what_was_there_and_goes_on_later(usage
     assert out.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("event", "changes_what_was_passed"),
+    [
+        (used(3, revision=2, cost="0.7"), True),
+        (replace(used(1_000), account_id="acc-0"), True),
+        (refund(2), True),
+        (used(999_999), False),
+        (used(3), False),
+    ],
+)
+def test_an_export_that_is_gone_on_with_is_what_a_fresh_one_is(
+    usage: Usage, tmp_path: Path, form: str, event: e.Event, changes_what_was_passed: bool
+) -> None:
+    usage.append(*[used(n) for n in range(50)])
+    usage.project()
+    out, fresh = tmp_path / "out", tmp_path / "fresh"
+    chosen = Selection("2026-10-01", "2026-10-31", None, form)  # type: ignore[arg-type]
+    breaking = Breaking(usage.deployment.clickhouse_url, usage.deployment.database)
+    with pytest.raises(StackError, match="go on"):
+        export(breaking, chosen, out, page_rows=10)
+    usage.append(event)
+    usage.project()
+    done = export(usage.database(), chosen, out, page_rows=10)
+    assert (done.taken_up, done.begun_anew) == (not changes_what_was_passed, changes_what_was_passed)
+    assert export(usage.database(), chosen, fresh).rows == done.rows
+    assert out.read_bytes() == fresh.read_bytes()
+
+
+def test_a_command_that_begins_an_export_anew_says_so(usage: Usage, tmp_path: Path) -> None:
+    usage.append(*[used(n) for n in range(50)])
+    usage.project()
+    out = tmp_path / "out"
+    breaking = Breaking(usage.deployment.clickhouse_url, usage.deployment.database)
+    with pytest.raises(StackError, match="go on"):
+        export(breaking, Selection("2026-01-01", "2026-12-31", None, "csv"), out, page_rows=10)
+    usage.append(used(3, revision=2))
+    usage.project()
+    assert "it was begun anew" in turnlog(usage.deployment, "usage", "export", *ALL, "--out", str(out))
+
+
 KILLED = """
 import sys
 from pathlib import Path
