@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -18,6 +19,9 @@ from infra.known_accounts import read_accounts, the_account
 from infra.money_servers import kafka_of
 from schemas.invoice import Bill
 from schemas.models import plain
+
+if TYPE_CHECKING:
+    from infra.invoices import Shown
 
 invoices = typer.Typer(no_args_is_help=True, help="Bills by month: close, show, what came too late.")
 
@@ -63,7 +67,10 @@ def show(account: AccountId, period: Period, data: Data = None, as_json: AsJson 
 
     bootstrap, namespace = kafka_of(data)
     with UsageLog(bootstrap, namespace) as usage:
-        bill = find(usage, account, period, _now_ms())
+        found = find(usage, account, period, _now_ms())
+    bill = found.bill
+    if bill is None or not found.whole:
+        bill = _from_views(data, account, period, found)
     if bill is None:
         the_account(read_accounts(bootstrap, namespace), account)
         raise StackError(f'The account "{account}" has used nothing in {period}, and no late record is on its bill.')
@@ -75,6 +82,34 @@ def show(account: AccountId, period: Period, data: Data = None, as_json: AsJson 
         what = " ".join(part for part in (line.usage_period, line.model, line.tier, line.price_version) if part)
         typer.echo(f"  {line.description:<24}{what:<56}{line.records:>9}{line.amount:>22} {line.currency}")
     typer.echo(f"  {'total':<24}{_totals(bill.totals)}")
+
+
+def _from_views(data: Path | None, account: str, period: str, found: Shown) -> Bill | None:
+    """The bill of a month of which the log may not have all. Raises StackError where nobody can tell."""
+    from infra.bills_in_views import bill_in_views
+    from infra.invoices import running_period
+
+    back = f"reaches back to {found.reaches_to} UTC only" if found.reaches_to else "has nothing left of the account"
+    try:
+        bill = bill_in_views(data, account, period, running_period(_now_ms()))
+    except StackError as failure:
+        if found.whole:
+            return found.bill
+        if found.bill is not None and found.reaches_to[:7] < period:
+            typer.echo(f"From the log, which {back}; ClickHouse was not read: {failure}", err=True)
+            return found.bill
+        raise StackError(
+            f"The log {back}; the bill of {period} is in ClickHouse (the view invoice_lines, "
+            f"GET /v1/invoices/{period}), which was not read: {failure}"
+        ) from failure
+    if bill is not None:
+        typer.echo(f"From ClickHouse: the log {'does not have it' if found.whole else back}.", err=True)
+    elif not found.whole:
+        raise StackError(
+            f'The account "{account}" has no bill of {period} in ClickHouse, and the log {back}: what was used before '
+            "that, and is in neither of them, is not known."
+        )
+    return bill
 
 
 @invoices.command("late")

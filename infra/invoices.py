@@ -99,13 +99,31 @@ def close(
     return done
 
 
-def show(usage: UsageLog, account_id: str, period: str, now_ms: int) -> Bill | None:
-    """The bill of an account and month, as it is or as it would be now; None where there is none."""
+@dataclass(frozen=True)
+class Shown:
+    """What the log says of a month's bill."""
+
+    bill: Bill | None
+    whole: bool
+    """All that is on the bill was in the log: nothing was removed from it, or the bill itself is there, closed."""
+    reaches_to: str
+    """Since when the log has records of the account's partition; empty: always, or it has none."""
+
+
+def show(usage: UsageLog, account_id: str, period: str, now_ms: int) -> Shown:
+    """The bill of an account and month, as it is or as it would be now. Raises StackError."""
+    check_period(period)
     [number] = usage.partitions(account_id)
     folded = usage.read(number, account_id)
     folded.close()
     ledger = folded.ledgers.get(account_id)
-    return ledger.bill(check_period(period), running_period(now_ms)) if ledger is not None else None
+    bill = ledger.bill(period, running_period(now_ms)) if ledger is not None else None
+    since = datetime.fromtimestamp(folded.begins_ms / 1000, UTC) if folded.begins and folded.begins_ms else None
+    return Shown(
+        bill=bill,
+        whole=not folded.begins or (bill is not None and bill.status == "closed"),
+        reaches_to="" if since is None else since.strftime("%Y-%m-%d %H:%M"),
+    )
 
 
 def late(usage: UsageLog, account_id: str | None = None) -> list[tuple[str, Late]]:

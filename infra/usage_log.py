@@ -87,6 +87,10 @@ class Folded:
         self._account_id = account_id
         self._tell = tell
         self._ledgers: dict[str, Ledger] = {}
+        self.begins = reader.positions()[self._partition]
+        """The first offset that the log still has."""
+        self.begins_ms: int | None = None
+        """When the first record that is left was written; None: there is none."""
         self.records = 0
         self.unreadable = 0
         """Records that no reader can make sense of; the views have them among the dead letters."""
@@ -107,6 +111,8 @@ class Folded:
                 raise LogError(f"{self._partition.topic}[{self._partition.number}] brings nothing for {SILENT_S:.0f} s")
             for record in found:
                 self.records += 1
+                if self.begins_ms is None:
+                    self.begins_ms = record.timestamp_ms
                 if self._account_id is not None and record.key != self._account_id:
                     continue
                 try:

@@ -1,13 +1,17 @@
 """Bills on real servers: the fold of the log, the view and the command line say the same."""
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from deployment import Deployment
 from msgspec.structs import replace
 
@@ -175,3 +179,69 @@ def test_a_correction_is_a_record_once_and_stands_on_the_bill(usage: Usage) -> N
     assert shown(usage, "2026-10") == [("usage", "2026-10", 1, "0.5"), ("It was empty.", "2026-10", 1, "-0.2")]
     usage.project()
     assert usage.database().query("SELECT sum(cost) FROM billing") == [(Decimal("0.3"),)]
+
+
+def cut(usage: Usage, period_of: Callable[[e.Event], bool]) -> None:
+    """Retention takes what stands in the log up to the last event that is told."""
+    admin = AdminClient({"bootstrap.servers": usage.deployment.kafka_bootstrap})
+    ends: dict[int, int] = {}
+    for one in usage.events():
+        if period_of(one.envelope.event):
+            ends[one.record.partition] = one.record.offset + 1
+    topic = usage.deployment.topic("usage")
+    places = [TopicPartition(topic, number, offset) for number, offset in ends.items()]
+    for done in admin.delete_records(places).values():
+        done.result(30)
+
+
+def in_view(usage: Usage, period: str) -> list[tuple[str, int, str]]:
+    statement = (
+        "SELECT description, toInt64(records), toString(amount) FROM invoice_lines "
+        "WHERE account_id = 'demo' AND period = %(p)s ORDER BY line"
+    )
+    return usage.database().query(statement, {"p": period})
+
+
+def test_a_month_that_the_log_has_lost_is_shown_from_the_view(usage: Usage) -> None:
+    usage.append(used(1, day="2026-08-05"), used(2, day="2026-08-06", cost="0.2"))
+    turnlog(usage.deployment, "invoices", "close", "2026-08")
+    usage.append(used(3, day="2026-09-05", cost="0.3"))
+    usage.append(used(4, day="2026-09-06", cost="0.4"))
+    usage.project()
+    before = {period: shown(usage, period) for period in ("2026-08", "2026-09")}
+    assert in_view(usage, "2026-08") == [("usage", 2, "0.3")]
+    # The close of August is gone too, and half of September, which is open.
+    cut(usage, lambda event: getattr(event, "reply_id", "") == "rep_000003" or isinstance(event, e.PeriodClosed))
+    assert {period: shown(usage, period) for period in before} == before
+    said = turnlog(usage.deployment, "invoices", "show", "demo", "2026-08")
+    assert "From ClickHouse: the log reaches back to 20" in said
+    assert "demo, 2026-08, closed" in said
+    nowhere = turnlog(usage.deployment, "invoices", "show", "demo", "2026-07", code=1)
+    assert 'The account "demo" has no bill of 2026-07 in ClickHouse, and the log reaches back to 20' in nowhere
+    away = without_clickhouse(usage)
+    usage.append(used(5, day="2126-01-01", cost="0.5"))
+    assert turnlog(away, "invoices", "show", "demo", "2126-01", "--json")["totals"][0]["amount"] == "0.5"
+    for period in before:
+        said = turnlog(away, "invoices", "show", "demo", period, code=1)
+        assert f"the bill of {period} is in ClickHouse (the view invoice_lines, GET /v1/invoices/{period})" in said
+
+
+def test_a_month_that_is_closed_in_the_log_needs_no_clickhouse(usage: Usage) -> None:
+    usage.append(used(1, day="2026-08-05"))
+    turnlog(usage.deployment, "invoices", "close", "2026-08")
+    cut(usage, lambda event: isinstance(event, e.UsageRecorded))
+    bill = turnlog(without_clickhouse(usage), "invoices", "show", "demo", "2026-08", "--json")
+    assert (bill["status"], bill["totals"]) == ("closed", [{"currency": "USD", "amount": "0.1"}])
+
+
+def test_an_account_that_used_nothing_is_told_so_also_when_clickhouse_is_away(usage: Usage) -> None:
+    usage.append(used(1))
+    for deployment in (usage.deployment, without_clickhouse(usage)):
+        said = turnlog(deployment, "invoices", "show", "demo", "2026-07", code=1)
+        assert "There is no account" in said or "has used nothing in 2026-07" in said
+
+
+def without_clickhouse(usage: Usage) -> Deployment:
+    """The deployment, its ClickHouse away."""
+    mine = usage.deployment
+    return dataclasses.replace(mine, servers=dataclasses.replace(mine.servers, clickhouse_url="http://127.0.0.1:1"))
