@@ -179,7 +179,14 @@ _EVENTS: tuple[e.Event, ...] = (
         text="A sequence",
         tokens=2,
     ),
-    e.GenerationReset(reply_id=REPLY, conversation_id=CONVERSATION, attempt=2, reason="interrupted", detail=_SAID),
+    e.GenerationReset(
+        reply_id=REPLY,
+        conversation_id=CONVERSATION,
+        attempt=2,
+        reason="interrupted",
+        detail=_SAID,
+        reset_at_ms=AT_MS + 100,
+    ),
     e.GenerationEnded(
         reply_id=REPLY,
         conversation_id=CONVERSATION,

@@ -50,6 +50,8 @@ class VoidUsage(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     model: str
     started_at_ms: int
+    given_up_at_ms: int | None
+    """When it became void; None: not known."""
     output_tokens: int
     """Of the pieces that reached the log before its reset."""
 
@@ -133,7 +135,7 @@ def apply(  # noqa: PLR0911 - one return a rule
         case GenerationStarted():
             return _started(reply, event)
         case GenerationReset():
-            return _reset(reply, event.attempt, event.reason, event.detail)
+            return _reset(reply, event.attempt, event.reason, event.detail, event.reset_at_ms)
         case NoticeGiven():
             return _noticed(reply, event)
         case GenerationEnded():
@@ -169,7 +171,7 @@ def _started(reply: Reply, event: GenerationStarted) -> Step:
         return reply, ()
     seen: tuple[AnyStreamEvent, ...] = ()
     if event.attempt > reply.attempt:
-        reply, seen = _reset(reply, event.attempt, "restarted")
+        reply, seen = _reset(reply, event.attempt, "restarted", "", event.started_at_ms)
     if event.attempt < reply.attempt or reply.generation_id:
         return reply, seen
     started = Started(
@@ -190,7 +192,7 @@ def _started(reply: Reply, event: GenerationStarted) -> Step:
     return after, (*seen, started)
 
 
-def _reset(reply: Reply, attempt: int, reason: str, detail: str = "") -> Step:
+def _reset(reply: Reply, attempt: int, reason: str, detail: str, at_ms: int | None) -> Step:
     if attempt <= reply.attempt:
         return reply, ()
     void = VoidAttempt(attempt=reply.attempt, reason=reason, worker=reply.worker, detail=detail)
@@ -201,7 +203,7 @@ def _reset(reply: Reply, attempt: int, reason: str, detail: str = "") -> Step:
         generation_id="",
         worker="",
         void_attempts=(*reply.void_attempts, void),
-        void_usage=(*reply.void_usage, *_void_usage(reply)),
+        void_usage=(*reply.void_usage, *_void_usage(reply, at_ms)),
         next_seq=1,
         pieces=(),
         tokens=0,
@@ -210,13 +212,14 @@ def _reset(reply: Reply, attempt: int, reason: str, detail: str = "") -> Step:
     return after, (Reset(attempt=attempt, reason=reason, detail=detail),)
 
 
-def _void_usage(reply: Reply) -> tuple[VoidUsage, ...]:
+def _void_usage(reply: Reply, at_ms: int | None) -> tuple[VoidUsage, ...]:
     if not reply.generation_id:
         return ()
     void = VoidUsage(
         attempt=reply.attempt,
         model=reply.model,
         started_at_ms=reply.started_at_ms,
+        given_up_at_ms=at_ms,
         output_tokens=reply.tokens,
     )
     return (void,)

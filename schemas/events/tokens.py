@@ -74,7 +74,7 @@ class TokensGenerated(Event, frozen=True):
 class GenerationReset(Event, frozen=True):
     """The attempt so far is void; the reply starts again as attempt `attempt`. Written by dispatch.
 
-    Version 2 added `detail`.
+    Version 2 added `detail` and `reset_at_ms`.
     """
 
     TOPIC = "tokens"
@@ -86,6 +86,8 @@ class GenerationReset(Event, frozen=True):
     reason: str
     detail: str = ""
     """A sentence for people, where the engine or a provider said why."""
+    reset_at_ms: TimeMs | None = None
+    """When the attempt before was given up; None: not known."""
 
     def identity(self) -> str:
         return f"{self.reply_id}/reset/{self.attempt}"

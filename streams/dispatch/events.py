@@ -79,7 +79,7 @@ def parked(request: Request, at_ms: int) -> GenerationParked:
     )
 
 
-def reset(request: Request) -> GenerationReset:
+def reset(request: Request, at_ms: int) -> GenerationReset:
     """Begins the current attempt for the readers."""
     return GenerationReset(
         reply_id=request.admitted.reply_id,
@@ -87,6 +87,7 @@ def reset(request: Request) -> GenerationReset:
         attempt=request.progress.attempt,
         reason=request.progress.reset_reason,
         detail=request.progress.reset_detail,
+        reset_at_ms=at_ms,
     )
 
 

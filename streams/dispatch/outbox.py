@@ -52,9 +52,9 @@ class Outbox:
         self.after.append(Output(event=ended, cause=cause))
         self.marks.append((self._pool, ended.reply_id, 0))
 
-    def reset(self, request: Request) -> None:
+    def reset(self, request: Request, at_ms: int) -> None:
         """The request's present attempt begins for its readers."""
-        reset = events.reset(request)
+        reset = events.reset(request, at_ms)
         self.after.append(Output(event=reset, cause=events.cause_of(request)))
         self.marks.append((self._pool, reset.reply_id, reset.attempt))
 

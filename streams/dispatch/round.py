@@ -117,7 +117,7 @@ class Round:
             self.outbox.end(ended, None)
         for request in self.requests.values():
             if request.progress.unwritten:
-                self.outbox.reset(request)
+                self.outbox.reset(request, self.now_ms)
 
     def confirm(self, mark: Mark) -> None:
         """What the mark stands for is in `tokens`: forget that it might not be."""
@@ -238,7 +238,7 @@ class Round:
         request = replace(request, progress=progress, given_flow_ms=-1)
         self._save(request)
         self.queue.wait(request)
-        self.outbox.reset(request)
+        self.outbox.reset(request, self.now_ms)
 
     def _save(self, request: Request) -> None:
         reply_id = request.admitted.reply_id

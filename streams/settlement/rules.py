@@ -169,6 +169,7 @@ def _void_usage(reply: Reply, void: VoidUsage, price: Price | None) -> UsageReco
         price_version=price.version if price else UNPRICED,
         ended_at_ms=reply.ended_at_ms,
         queued_ms=max(void.started_at_ms - queued.submitted_at_ms, 0),
+        gpu_ms=None if void.given_up_at_ms is None else max(void.given_up_at_ms - void.started_at_ms, 0),
     )
 
 

@@ -141,6 +141,18 @@ def test_only_the_last_attempt_counts_and_is_charged() -> None:
     assert (void.cost, void.charged, void.counted) == ("0", False, False)
 
 
+@pytest.mark.parametrize(("given_up_at_ms", "gpu_ms"), [(NOW + 900, 900), (NOW - 5, 0), (None, None)])
+def test_a_void_attempt_had_its_slot_until_it_was_given_up(given_up_at_ms: int | None, gpu_ms: int | None) -> None:
+    settling = Settling()
+    reset = GenerationReset(
+        reply_id="rep_1", conversation_id="conv_a", attempt=2, reason="worker_lost", reset_at_ms=given_up_at_ms
+    )
+    settling.submit(queued(), replace(started(), started_at_ms=NOW), piece(1, "a"), reset)
+    settling.submit(started(attempt=2), piece(1, "b", attempt=2), ended(2, "b", attempt=2))
+    _, void = settling.usage()
+    assert void.gpu_ms == gpu_ms
+
+
 def test_what_was_said_of_a_void_attempt_is_stored_with_it() -> None:
     settling = Settling()
     reset = GenerationReset(reply_id="rep_1", conversation_id="conv_a", attempt=2, reason="interrupted", detail="said")
