@@ -84,7 +84,8 @@ def ended(
 
 def reset(attempt: int, reply_id: str = "r") -> GenerationReset:
     """Dispatch voids what came before this attempt."""
-    return GenerationReset(reply_id=reply_id, conversation_id="c", attempt=attempt, reason="worker_lost")
+    reason, detail = ("worker_lost", "") if attempt % 2 else ("interrupted", "north: HTTP 502")
+    return GenerationReset(reply_id=reply_id, conversation_id="c", attempt=attempt, reason=reason, detail=detail)
 
 
 @st.composite
