@@ -4,7 +4,7 @@ A prompt of hundreds of blocks is compared with all workers at once: a look-up f
 block of each worker. What is here is always what the workers' `prefixes` and `fresh` say together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from streams.dispatch.overlays import Overlay
 from streams.dispatch.pool import Worker
@@ -20,19 +20,25 @@ class Caches:
     def __init__(self, base: dict[int, int]) -> None:
         self._bits: Overlay[int, int] = Overlay(base)
 
-    def changed(self, before: Worker | None, after: Worker) -> None:
-        """The worker of an inbox is another one now, or has cached something else."""
+    def changed(self, before: Worker | None, after: Worker, names: Iterable[int] | None = None) -> None:
+        """The worker of an inbox is another one now, or has cached something else.
+
+        Args:
+            before: what it was, None where there was none.
+            after: what it is.
+            names: the blocks that may have come or gone, where they are known: sets of thousands are not compared then.
+        """
         had, had_fresh = (before.prefixes, before.fresh) if before else (NONE, NONE)
         if had is after.prefixes and had_fresh is after.fresh:
             return
+        if names is None:
+            names = (had | had_fresh) ^ (after.prefixes | after.fresh)
         bit = 1 << after.registered.inbox
-        gained, lost = after.fresh - had_fresh, had_fresh - after.fresh
-        if had is not after.prefixes:
-            gained, lost = gained | (after.prefixes - had), lost | (had - after.prefixes)
-        for name in lost - after.prefixes - after.fresh:
-            self._bits.put(name, (self._bits.get(name) or 0) & ~bit or None)
-        for name in gained:
-            self._bits.put(name, (self._bits.get(name) or 0) | bit)
+        for name in names:
+            bits = self._bits.get(name) or 0
+            now = bits | bit if name in after.prefixes or name in after.fresh else bits & ~bit
+            if now != bits:
+                self._bits.put(name, now or None)
 
     def shared(self, names: Sequence[int]) -> Mapping[int, int]:
         """By inbox: how many blocks of a prompt, from its beginning on, are cached there; not named: none."""

@@ -34,24 +34,25 @@ def place(round_: Round) -> None:
         if alike is not None and not worker.draining and is_fresh(worker, round_.flow_ms, round_.limits):
             alike[inbox] = worker
     for model, alike in able.items():
-        if any(map(slots_left, alike.values())):
-            _place(round_, model, alike)
+        _place(round_, model, alike)
 
 
 def _place(round_: Round, model: str, able: dict[int, Worker]) -> None:
     apart: list[Request] = []
     for_age = True
-    while (found := _next(round_, model, able, for_age=for_age)) is not None:
+    slots = sum(map(slots_left, able.values()))
+    while slots > 0 and (found := _next(round_, model, able, for_age=for_age)) is not None:
         request, aged = found
         room = None if _must_wait(round_, request) else _chosen(round_, request, able)
         if room is not None:
-            able[room.worker.registered.inbox] = round_.give(request, room)
+            able[room.worker.registered.inbox] = after = round_.give(request, room)
+            slots += slots_left(after) - slots_left(room.worker)
             round_.unaged[model] = 0 if aged else round_.unaged.get(model, 0) + 1
         elif _must_wait(round_, request) or round_.limits.is_suspect(request.progress.lost):
             round_.queue.step_aside(request)
             apart.append(request)
         elif aged and len(able) > 1:
-            able.pop(min(able, key=lambda inbox: (able[inbox].held_tokens, inbox)))
+            slots -= slots_left(able.pop(min(able, key=lambda inbox: (able[inbox].held_tokens, inbox))))
             for_age = False
         else:
             break

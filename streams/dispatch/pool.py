@@ -117,9 +117,9 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     lines: Mapping[ModelLine, Line] = {}
     waiting: int = 0
     waiting_chars: int = 0
-    running: Mapping[str, int] = {}
+    running: dict[str, int] = msgspec.field(default_factory=dict)
     """Generations that accounts have on workers."""
-    running_of: Mapping[ModelAccount, int] = {}
+    running_of: dict[ModelAccount, int] = msgspec.field(default_factory=dict)
     """The same by model."""
     held_back: frozenset[ModelAccount] = frozenset()
     """Accounts that wait for a model and have all that they may while others ask: two a model at most."""

@@ -1,12 +1,14 @@
 """What waits in a pool, in its lines, and how much accounts have running: a working copy for one round."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from schemas.values import PRIORITIES, Priority
+from streams.dispatch.bounds import Bounds
 from streams.dispatch.limits import Limits
 from streams.dispatch.lines import Line, Place
+from streams.dispatch.overlays import Overlay
 from streams.dispatch.pool import ModelAccount, ModelLine, Pool, Request
 
 K = TypeVar("K", bound=Hashable)
@@ -21,19 +23,19 @@ class Queue:
     Args:
         pool: what it is of.
         limits: the bounds of accounts.
-        most: how many generations of a model an account may have now beside others; None: as many as it likes.
+        bounds: how many generations of a model an account may have beside others.
     """
 
-    def __init__(self, pool: Pool, limits: Limits, most: Callable[[str, str], int | None]) -> None:
+    def __init__(self, pool: Pool, limits: Limits, bounds: Bounds) -> None:
         self._limits = limits
-        self._most = most
+        self._bounds = bounds
         self._mine: set[ModelLine] = set()
         self.lines: dict[ModelLine, Line] = dict(pool.lines)
         self.waiting = pool.waiting
         self.waiting_chars = pool.waiting_chars
-        self.running: dict[str, int] = dict(pool.running)
+        self.running: Overlay[str, int] = Overlay(pool.running)
         """Generations that accounts have on workers."""
-        self.running_of: dict[ModelAccount, int] = dict(pool.running_of)
+        self.running_of: Overlay[ModelAccount, int] = Overlay(pool.running_of)
         self.held_back: set[ModelAccount] = set(pool.held_back)
         """Accounts without room for what others would have to leave: they are looked at again each round."""
 
@@ -131,11 +133,11 @@ class Queue:
                 self._own((model, priority)).allow(account, self._room(model, priority, account))
 
     def _room(self, model: str, priority: Priority, account: str) -> int:
-        left = room(self._limits, priority, self.running.get(account, 0))
+        left = room(self._limits, priority, self.running.get(account) or 0)
         running = self.running_of.get((model, account))
         if not running or left <= 0 or self._limits.queueing == "fifo":
             return left
-        most = self._most(model, account)
+        most = self._bounds.most(model, account)
         if most is None or running < most:
             return left
         self.held_back.add((model, account))
@@ -167,12 +169,8 @@ def restored(waiting: Iterable[Request], given: Sequence[Request], limits: Limit
     return lines
 
 
-def _add(counts: dict[K, int], name: K, change: int) -> None:
-    count = counts.get(name, 0) + change
-    if count > 0:
-        counts[name] = count
-    else:
-        counts.pop(name, None)
+def _add(counts: Overlay[K, int], name: K, change: int) -> None:
+    counts.put(name, (counts.get(name) or 0) + change or None)
 
 
 def room(limits: Limits, priority: Priority, running: int) -> int:

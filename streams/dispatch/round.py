@@ -12,6 +12,7 @@ from schemas.codec import Envelope, to_json
 from schemas.events import Event, GenerationEnded, GenerationQueued, WorkerRegistered
 from schemas.values import EndStatus, Failure, Notice
 from streams.dispatch import events
+from streams.dispatch.bounds import Bounds
 from streams.dispatch.caches import Caches
 from streams.dispatch.capacities import Capacities
 from streams.dispatch.limits import Limits
@@ -22,7 +23,6 @@ from streams.dispatch.placement import Room
 from streams.dispatch.pool import Lease, Pool, Progress, Request, Worker
 from streams.dispatch.queue import Queue
 from streams.dispatch.records import end_key, progress_key, request_key, request_value, worker_key, worker_value
-from streams.dispatch.shares import asked, is_alone, most
 
 
 class Round:
@@ -34,11 +34,11 @@ class Round:
         self.now_ms = now_ms
         self.flow_ms = flow_ms
         self.requests: Overlay[str, Request] = Overlay(pool.requests)
-        self.askers = dict(pool.askers)
-        self.queue = Queue(pool, limits, self._most)
         self.workers = dict(pool.workers)
         self.caches = Caches(pool.cached)
         self.capacities = Capacities(self.workers, flow_ms, limits)
+        self.bounds = Bounds(pool.askers, self.capacities, flow_ms, limits)
+        self.queue = Queue(pool, limits, self.bounds)
         self.endings: Overlay[str, GenerationEnded] = Overlay(pool.endings)
         self.recent: Memory[bool] = Memory(pool.recent, limits.recent_max)
         self.affinity: Memory[Lease] = Memory(pool.affinity, limits.affinity_max)
@@ -61,10 +61,10 @@ class Round:
             lines=self.queue.lines,
             waiting=self.queue.waiting,
             waiting_chars=self.queue.waiting_chars,
-            running=self.queue.running,
-            running_of=self.queue.running_of,
+            running=self.queue.running.settle(),
+            running_of=self.queue.running_of.settle(),
             held_back=frozenset(self.queue.held_back),
-            askers=self.askers,
+            askers=self.bounds.askers,
             workers=self.workers,
             cached=self.caches.settle(),
             endings=self.endings.settle(),
@@ -129,15 +129,6 @@ class Round:
         if request is not None and request.progress.unwritten and request.progress.attempt == attempt:
             self._save(replace(request, progress=replace(request.progress, unwritten=False)))
 
-    def asks(self, model: str, account: str) -> None:
-        """A request of the account for the model has come."""
-        self.askers[model] = asked(self.askers.get(model), account, self.flow_ms)
-
-    def _most(self, model: str, account: str) -> int | None:
-        if is_alone(self.askers.get(model), account, self.flow_ms, self.limits.others_ms):
-            return None
-        return most(self.capacities.of(model).slots_alive, self.limits.others_share)
-
     # --- requests ----------------------------------------------------------------------------------------------
 
     def enqueue(self, request: Request) -> None:
@@ -167,7 +158,7 @@ class Round:
             free_tokens=worker.free_tokens - tokens,
             fresh=worker.fresh.union(request.blocks),
         )
-        self.put(after)
+        self.put(after, request.blocks)
         self.last_inbox = inbox
         self.affinity.put(request.admitted.conversation_id, (inbox, worker.epoch))
         self.outbox.to_inbox(request, events.requested(request))
@@ -281,10 +272,10 @@ class Round:
         )
         self.keep(worker)
 
-    def put(self, worker: Worker) -> None:
-        """A worker's state changed."""
+    def put(self, worker: Worker, names: Iterable[int] | None = None) -> None:
+        """A worker's state changed. `names`: the blocks that it may have cached or dropped, where they are known."""
         before = self.workers.get(worker.registered.inbox)
-        self.caches.changed(before, worker)
+        self.caches.changed(before, worker, names)
         self.capacities.changed(before, worker)
         self.workers[worker.registered.inbox] = worker
 

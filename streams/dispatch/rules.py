@@ -211,6 +211,7 @@ def _leased(round_: Round, event: WorkerLeased) -> None:
     worker = round_.workers.get(event.inbox)
     if worker is None or worker.epoch != event.epoch or worker.released:
         return
+    prefixes, names = _prefixes(worker, event)
     renewed = replace(
         worker,
         alive=True,
@@ -219,20 +220,23 @@ def _leased(round_: Round, event: WorkerLeased) -> None:
         renewed_flow_ms=round_.flow_ms,
         free_slots=event.free_slots,
         free_tokens=event.free_kv_tokens,
-        prefixes=_prefixes(worker, event),
+        prefixes=prefixes,
         fresh=frozenset(),
     )
     if worker.alive:
-        round_.put(renewed)
+        round_.put(renewed, names)
     else:
         round_.keep(renewed)
 
 
-def _prefixes(worker: Worker, event: WorkerLeased) -> frozenset[int]:
-    if not (event.whole or event.prefixes or event.dropped):
-        return worker.prefixes
-    before = frozenset() if event.whole else worker.prefixes
-    return before.union(unpacked(event.prefixes)).difference(unpacked(event.dropped))
+def _prefixes(worker: Worker, event: WorkerLeased) -> tuple[frozenset[int], frozenset[int] | None]:
+    """What it has cached, and which blocks may have come or gone (None: any)."""
+    if event.whole:
+        return frozenset(unpacked(event.prefixes)).difference(unpacked(event.dropped)), None
+    if not (event.prefixes or event.dropped):
+        return worker.prefixes, worker.fresh
+    added, dropped = unpacked(event.prefixes), unpacked(event.dropped)
+    return worker.prefixes.union(added).difference(dropped), worker.fresh.union(added, dropped)
 
 
 def _released(round_: Round, event: WorkerReleased) -> None:

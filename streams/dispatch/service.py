@@ -57,14 +57,14 @@ def serve(round_: Round, event: GenerationAdmitted, models: Mapping[str, Model])
     """What becomes of a new request, before anything of it is written."""
     limits, priority = round_.limits, event.priority
     notices = event.notices
-    round_.asks(event.model, event.account_id)
+    round_.bounds.asks(event.model, event.account_id)
     stage = _stage(round_, event.model, priority)
     if STAGES.index(stage) >= STAGES.index("smaller_model"):
         smaller = _smaller(round_, event, models)
         if smaller is not None:
             notices = (*notices, Notice(code="smaller_model", detail=f"High demand: {smaller} answers this one."))
             event = replace(event, model=smaller)
-            round_.asks(smaller, event.account_id)
+            round_.bounds.asks(smaller, event.account_id)
             stage = _stage(round_, smaller, priority)
     if STAGES.index(stage) >= STAGES.index("shorten"):
         most = limits.thresholds.shortened_tokens

@@ -1,5 +1,6 @@
 """Dispatch: who gets what when, and what happens to it when something goes wrong."""
 
+import gc
 from collections import Counter
 from typing import Any
 
@@ -704,6 +705,19 @@ def test_whatever_happens_nobody_is_given_twice_and_the_books_are_right(happenin
         _check_books(drive)
     requested = of([output.event for output in drive.outputs], GenerationRequested)
     assert len({event.generation_id for event in requested}) == len(requested)
+
+
+def test_a_decision_leaves_nothing_to_the_garbage_collector() -> None:
+    drive = driver()
+    drive.take(registered(0, slots=100), admitted(1000, account_id="b"))
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(50):
+            drive.take(admitted(number), leased(0, free_slots=100), finished(number - 1))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def _check_books(drive: Driver) -> None:
