@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from streams.dispatch.limits import Limits
 from streams.dispatch.load import Capacity
-from streams.dispatch.placement import is_fresh, slots_left
+from streams.dispatch.placement import is_fresh
 from streams.dispatch.pool import Worker
 
 
@@ -55,7 +55,8 @@ def _together(workers: Iterable[Worker], flow_ms: int, limits: Limits) -> Capaci
             stale += 1
             continue
         slots += worker.registered.slots
-        free_slots += slots_left(worker)
+        if not worker.closed:
+            free_slots += max(0, min(worker.registered.slots - worker.held, worker.free_slots))
         kv_tokens += worker.registered.kv_tokens
         kv_tokens_held += worker.held_tokens
         running += worker.held

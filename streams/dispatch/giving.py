@@ -28,7 +28,10 @@ def place(round_: Round) -> None:
     if not round_.queue.waiting:
         return
     round_.queue.look_again()
-    able: dict[str, dict[int, Worker]] = {model: {} for model in sorted(round_.queue.models())}
+    models = [model for model in sorted(round_.queue.models()) if round_.capacities.of(model).free_slots]
+    if not models:
+        return
+    able: dict[str, dict[int, Worker]] = {model: {} for model in models}
     for inbox, worker in round_.workers.items():
         alike = able.get(worker.registered.model)
         if alike is not None and not worker.draining and is_fresh(worker, round_.flow_ms, round_.limits):
@@ -40,7 +43,7 @@ def place(round_: Round) -> None:
 def _place(round_: Round, model: str, able: dict[int, Worker]) -> None:
     apart: list[Request] = []
     for_age = True
-    slots = sum(map(slots_left, able.values()))
+    slots = round_.capacities.of(model).free_slots
     while slots > 0 and (found := _next(round_, model, able, for_age=for_age)) is not None:
         request, aged = found
         room = None if _must_wait(round_, request) else _chosen(round_, request, able)

@@ -118,9 +118,15 @@ def _within_bound(workers: Sequence[Worker], able: list[Room], model: str, overl
 def _best(able: Sequence[Room], scores: Sequence[float], conversation_id: str) -> Room:
     most = max(scores)
     best = [room for room, one in zip(able, scores, strict=True) if one == most]
-    return best[0] if len(best) == 1 else max(best, key=lambda room: _tie(room.worker, conversation_id))
+    if len(best) == 1:
+        return best[0]
+    inboxes = [room.worker.registered.inbox for room in best]
+    weights = _weights(conversation_id, max(inboxes) + 1)
+    return max(zip(best, inboxes, strict=True), key=lambda one: weights[8 * one[1] : 8 * one[1] + 8])[0]
 
 
-def _tie(worker: Worker, conversation_id: str) -> bytes:
-    """Highest random weight (Thaler and Ravishankar, 1996). A checksum is no hash here: some inboxes never win."""
-    return hashlib.blake2b(f"{conversation_id}/{worker.registered.inbox}".encode(), digest_size=8).digest()
+def _weights(conversation_id: str, inboxes: int) -> bytes:
+    """Highest random weight (Thaler and Ravishankar, 1996): eight bytes for each inbox, the same however many are asked
+    for, from one hash. A checksum is none: of its weights some never win.
+    """
+    return hashlib.shake_128(conversation_id.encode()).digest(8 * inboxes)
