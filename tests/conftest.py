@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 from deployment import Deployment, Servers, new_deployment, shared_servers, stop_shared_servers
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("turnlog", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("turnlog")
 
 RUN_FOLDER = "TURNLOG_TEST_RUN_FOLDER"
 RUN_PID = "TURNLOG_TEST_RUN_PID"
