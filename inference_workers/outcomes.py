@@ -1,5 +1,6 @@
 """How a generation's end is told: from what happened in the engine to the status that the log gets."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -88,6 +89,11 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     first_token_s: float
     token_s: float
 
+    @property
+    def together_s(self) -> float:
+        """Of generations that fall silent together one had its last token first: so much later it is blamed alone."""
+        return min(1.0, self.token_s / 4)
+
 
 def is_stalled(patience: Patience, *, began_s: float, last_token_s: float | None, now_s: float) -> bool:
     """Whether a generation has been silent for too long. Times are one monotonic clock's seconds."""
@@ -97,7 +103,9 @@ def is_stalled(patience: Patience, *, began_s: float, last_token_s: float | None
 
 
 def is_hung(patience: Patience, heard_s: Sequence[tuple[float, float | None]], now_s: float) -> bool:
-    """Whether the whole engine has fallen silent: one generation is stalled, and none of several has got a token.
+    """Whether the whole engine has fallen silent: one generation is stalled, and nobody has got a token for so long.
+
+    One alone may be its own fault. One that has just begun says nothing: it waits as it would at an engine with life.
 
     Args:
         patience: how long is too long.
@@ -108,5 +116,6 @@ def is_hung(patience: Patience, heard_s: Sequence[tuple[float, float | None]], n
         is_stalled(patience, began_s=began_s, last_token_s=last_s, now_s=now_s) for began_s, last_s in heard_s
     ):
         return False
-    newest = max((last_s for _, last_s in heard_s if last_s is not None), default=None)
-    return newest is None or now_s - newest > patience.token_s
+    newest_s = max((last_s for _, last_s in heard_s if last_s is not None), default=-math.inf)
+    silent = sum(now_s - (began_s if last_s is None else last_s) > patience.token_s for began_s, last_s in heard_s)
+    return silent > 1 and now_s - newest_s > patience.token_s

@@ -211,7 +211,8 @@ class Worker:
             self._leaving = "engine_hung"
             return
         for generation_id, run in list(self._runs.items()):
-            if is_stalled(self._policy.patience, began_s=run.began_s, last_token_s=run.last_token_s, now_s=now_s):
+            then_s = now_s - self._policy.patience.together_s
+            if is_stalled(self._policy.patience, began_s=run.began_s, last_token_s=run.last_token_s, now_s=then_s):
                 self._do(self._assignments.stop(generation_id, "stalled"))
 
     def _do(self, actions: Iterable[Action]) -> None:

@@ -21,8 +21,7 @@ DEATHS = frozenset({"worker_lost", "worker_replaced", "engine_dead", "engine_stu
 RETURNS = frozenset({"handed_over", "engine_overloaded", "interrupted", "undeliverable"})
 RETURNS_MAX = 40
 SILENCES = frozenset({"engine_stuck", "engine_stalled"})
-"""What is told of an attempt at a silent engine: of several the engine is blamed; of one alone, or the first one seen,
-the generation is."""
+"""What is told of an attempt at a silent engine: of several the engine is blamed, of one alone the generation is."""
 SEEN_WITHIN_MS = 3_000
 """TURNLOG_TOKEN_TIMEOUT_S of a run: no silence is seen sooner. A worker that is gone before died of something else."""
 NEVER_MS = 2**62

@@ -101,7 +101,9 @@ PATIENCE = Patience(first_token_s=300, token_s=60)
         ([(0.0, 100.0), (0.0, 130.0)], True),
         ([(0.0, 100.0), (0.0, 141.0)], False),  # another one goes on
         ([(0.0, 145.0), (0.0, None)], False),  # nobody is stalled yet
-        ([(0.0, 100.0), (150.0, None)], True),  # the new one waits for its first token, on an engine without life
+        ([(0.0, 100.0), (140.0, None)], True),  # the new one waits for its first token, on an engine without life
+        ([(0.0, 100.0), (142.0, None)], False),  # it has just begun
+        ([(0.0, 100.0), (0.0, 130.0), (200.0, None)], True),
     ],
 )
 def test_an_engine_is_hung_when_none_of_several_gets_a_token(
