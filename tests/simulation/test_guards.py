@@ -151,7 +151,7 @@ GUARDS = (
         "attempt fence of the fold",
         {"schemas.reply._owns": any_generation_owns},
         ("a_zombie_is_not_heard", "a_reset_precedes_a_new_attempt", "nothing_is_left_behind"),
-        first=200,
+        first=400,
     ),
     Guard("subscribe before replay", {"api.following.Reader": ListFirst}, ("a_reader_is_prompt",)),
     Guard("numbers of pieces", {"schemas.reply._tokens": any_piece_counts}, ("no_token_is_missed_or_doubled",)),
