@@ -52,7 +52,7 @@ class Spending:
         self._now_ms = now_ms
         self._now_s = now_s
         self._asked: dict[str, _Asked] = {}
-        self._asking: dict[str, asyncio.Task[Spent | None]] = {}
+        self._asking: dict[tuple[str, str], asyncio.Task[Spent | None]] = {}
 
     async def spent(self, account_id: str) -> Spent | None:
         """In this month; None where it is not known. Raises nothing."""
@@ -62,10 +62,10 @@ class Spending:
             asked = None
         if asked is not None and self._now_s() - asked.at_s < FRESH_S:
             return asked.spent
-        asking = self._asking.get(account_id)
+        asking = self._asking.get((account_id, month))
         if asking is None:
-            asking = self._asking[account_id] = asyncio.ensure_future(self._ask(account_id, month))
-            asking.add_done_callback(lambda _: self._asking.pop(account_id, None))
+            asking = self._asking[account_id, month] = asyncio.ensure_future(self._ask(account_id, month))
+            asking.add_done_callback(lambda _: self._asking.pop((account_id, month), None))
         if asked is not None and asked.spent is not None:
             return asked.spent
         return await asyncio.shield(asking)

@@ -31,6 +31,8 @@ Lift = Annotated[
 ]
 Models = Annotated[str | None, typer.Option(help="The only ones that it may ask for, with commas between.")]
 
+PLACES_MAX = 12
+"""Of an amount of money, behind the point."""
 LIMITS = (
     "requests_per_minute",
     "tokens_per_minute",
@@ -234,7 +236,8 @@ def _money_of(option: str, text: str) -> str:
         amount = Decimal(text)
     except InvalidOperation:
         amount = Decimal(-1)
-    if not amount.is_finite() or not 0 <= amount < Decimal(10) ** 15:
+    fits = amount.is_finite() and not amount.is_signed() and amount < Decimal(10) ** 15
+    if not fits or round(amount, PLACES_MAX) != amount:
         raise typer.BadParameter(f"{option} is {text!r}: not an amount of money, such as 100.50.")
     return f"{amount:f}"
 

@@ -215,11 +215,11 @@ def _place(mark: _Mark) -> dict[str, str]:
 def _begun(mark_path: Path, selection: Selection, file: IO[bytes]) -> _Mark | None:
     """What an earlier run has left, where it is of this selection and whole."""
     try:
-        mark = _Mark(**json.loads(mark_path.read_text()))
-    except (OSError, ValueError, TypeError):
+        mark = msgspec.json.decode(mark_path.read_bytes(), type=_Mark)
+    except (OSError, msgspec.DecodeError):
         return None
     size = file.seek(0, os.SEEK_END)
-    return mark if mark.selection == asdict(selection) and size >= mark.bytes and len(mark.after) == 4 else None
+    return mark if mark.selection == asdict(selection) and size >= mark.bytes >= 0 and len(mark.after) == 4 else None
 
 
 def _note(path: Path, mark: _Mark) -> None:

@@ -73,6 +73,8 @@ def test_every_command_has_help(command: list[str]) -> None:
         ["accounts", "limits", "me", "--tokens-per-minute", "0"],
         ["accounts", "limits", "me", "--spend-hard", "much"],
         ["accounts", "limits", "me", "--spend-hard", "-1"],
+        ["accounts", "limits", "me", "--spend-hard=-0"],
+        ["accounts", "limits", "me", "--spend-hard", "1e-13"],
         ["accounts", "limits", "me", "--models", ","],
         ["accounts", "limits", "me", "--priority", "urgent"],
         ["accounts", "limits", "me", "--lift", ","],

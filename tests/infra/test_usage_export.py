@@ -167,6 +167,18 @@ def test_an_export_that_breaks_off_leaves_what_was_there_and_goes_on_later(usage
     assert out.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.parametrize("mark", ["[]", "{}", '{"selection": {}, "rows": 1, "bytes": null, "after": []}', "half a"])
+def test_what_a_strange_mark_says_of_an_earlier_run_is_not_believed(usage: Usage, tmp_path: Path, mark: str) -> None:
+    usage.append(*[used(n) for n in range(5)])
+    usage.project()
+    out = tmp_path / "out"
+    (tmp_path / "out.part").write_text("something")
+    (tmp_path / "out.part.json").write_text(mark)
+    done = export(usage.database(), Selection("2026-10-01", "2026-10-31", None, "csv"), out)
+    assert (done.rows, done.taken_up) == (5, False)
+    assert "something" not in out.read_text()
+
+
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 @pytest.mark.parametrize(
     ("event", "changes_what_was_passed"),

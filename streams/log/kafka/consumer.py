@@ -6,7 +6,9 @@ Rules:
    An offset that the log does not have any more is an error, or by an operator's decision the earliest.
 2. Committed offsets are asked for before anything else of a new partition is, and that answer waits for
    transactions that are about to change them.
-3. The listener's errors, raised within librdkafka's callbacks, come out of `poll`.
+3. Who does not come into the group again, though its coordinator is there, ends, to be started anew: nobody else would
+   notice a member without partitions.
+4. The listener's errors, raised within librdkafka's callbacks, come out of `poll`.
 """
 
 # ruff: noqa: SLF001 - librdkafka's own error codes begin with an underscore
@@ -20,12 +22,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from streams.log.kafka.offsets import Offsets
 from streams.log.kafka.records import PAUSE_S, Names, asked, passing, record, report
 from streams.log.kafka.settings import LOGGER, SILENCE_MS, Settings
-from streams.log.kafka.statistics import answering
+from streams.log.kafka.statistics import standing
 from streams.log.log import Expired, Listener
 from streams.log.steps import Fenced, LogError, NotAppended, OffsetExpired, Partition, Record
 
 _TAKEN_OVER = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError._FENCED})
 _SEEK_PATIENCE_S = 10.0
+_OUTSIDE_S = 10.0
+"""To join is begun within milliseconds."""
 
 
 class KafkaConsumer:
@@ -48,13 +52,12 @@ class KafkaConsumer:
         self._ends_seen: dict[Partition, int] = {}
         self._answering: frozenset[tuple[str, int]] = frozenset()
         self._answered_s = 0.0
+        self._outside_s: float | None = None
         self._moved: set[Partition] = set()
         self._commit_failed = False
         self._failure: LogError | None = None
         self._closed = False
-        hooks: Settings = {"on_commit": self._committed, "error_cb": self._error}
-        if "statistics.interval.ms" in settings:
-            hooks["stats_cb"] = self._statistics
+        hooks: Settings = {"on_commit": self._committed, "error_cb": self._error, "stats_cb": self._statistics}
         self._consumer: Any = Consumer(settings | hooks)
         self._cooperative = settings["partition.assignment.strategy"] == "cooperative-sticky"
         self._consumer.subscribe(
@@ -235,8 +238,14 @@ class KafkaConsumer:
             report(error)
 
     def _statistics(self, text: str) -> None:
-        self._answering = answering(text)
-        self._answered_s = time.monotonic()
+        told, now_s = standing(text), time.monotonic()
+        self._answering, self._answered_s = told.answering, now_s
+        if not told.outside:
+            self._outside_s = None
+        elif self._outside_s is None:
+            self._outside_s = now_s
+        elif now_s - self._outside_s > _OUTSIDE_S:
+            self._failure = LogError("the session in the group was lost, and nothing is done to join it again")
 
     def _committed(self, error: Any, _: Any) -> None:
         if error is not None:

@@ -19,6 +19,8 @@ TRANSACTION_MS = 10_000
 HELD_BYTES = 262_144
 """More than this is not held back."""
 STATISTICS_MS = 500
+STANDING_MS = 2_000
+"""Who only wants to know whether it is in its group asks more seldom."""
 SILENCE_MS = 1_500
 """A broker that we fetch from answers every `fetch.wait.max.ms`; silent for this long it counts as unreachable."""
 
@@ -102,6 +104,7 @@ def member(settings: Settings, instance: str, *, together: bool) -> Settings:
         "session.timeout.ms": SESSION_MS,
         "heartbeat.interval.ms": 1_000,
         "max.poll.interval.ms": 120_000,
+        "statistics.interval.ms": STATISTICS_MS if together else STANDING_MS,
     }
     if not together:
         return common | {"partition.assignment.strategy": "cooperative-sticky"}
@@ -109,6 +112,5 @@ def member(settings: Settings, instance: str, *, together: bool) -> Settings:
     # end of a partition whose last record is the mark of a transaction (end-of-partition events).
     return common | {
         "partition.assignment.strategy": "range",
-        "statistics.interval.ms": STATISTICS_MS,
         "enable.partition.eof": True,
     }
