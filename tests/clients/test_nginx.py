@@ -85,6 +85,8 @@ def test_a_page_behind_the_same_nginx_needs_no_leave_and_resumes(
         reply_id = next(one["sent"] for one in tab.said if "sent" in one)
         assert text_of(tab.said) == product.client().message(reply_id)["text"]
         asked = cable.asked_for(f"/v1/messages/{reply_id}/events")
-        assert [one.headers.get("last-event-id") for one in asked[:2]] == [None, "19"]
+        first, again = (one.headers.get("last-event-id") for one in asked[:2])
+        assert first is None
+        assert 15 < int(again or 0) < 20, "what nginx had not handed on when its connection broke comes again"
         assert not [one for one in cable.asked if one.method == "OPTIONS"]
         tab.close()

@@ -288,7 +288,7 @@ def run(
         _until_equal(checker, done)
         found: list[Any] = []
         reconcile(wreck.log, lambda: Database(wreck.clickhouse.url, wreck.deployment.database), Options(), found.append)
-        wrong = [one for one in found if one.table != "reply_rows"]
+        wrong = [one for one in found if one.table != "replies"]
         assert not wrong, f"reconciliation finds {wrong[:3]}"
         return {
             "kills": wreck.kills,

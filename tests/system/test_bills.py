@@ -141,16 +141,18 @@ def test_who_is_limited_waits_the_time_that_it_is_told_and_gets_in(product: Prod
         body = {"client_message_id": f"hi-{number}", "content": '{"chunks": 1}', "max_output_tokens": 1}
         return client.http.post("/v1/messages", json=body)
 
-    answers = [send(0)]
-    while answers[-1].status_code != 429:
-        assert answers[-1].status_code == 202, answers[-1].text
-        assert "RateLimit" in answers[-1].headers
-        assert len(answers) < 200, "60 requests, and one more each second"
-        answers.append(send(len(answers)))
-    assert len(answers) > 60
-    assert answers[-1].json()["code"] == "rate_limited"
-    time.sleep(int(answers[-1].headers["Retry-After"]))
-    assert send(len(answers) - 1).status_code == 202
+    accepted = 0
+    while (answer := send(accepted)).status_code == 202 or answer.json()["code"] != "rate_limited":
+        assert "RateLimit" in answer.headers
+        if answer.status_code == 202:
+            accepted += 1
+            assert accepted < 200, "60 requests, and one more each second"
+        else:  # a busy machine has too many replies at once
+            assert answer.status_code in (429, 503), answer.text
+            time.sleep(int(answer.headers["Retry-After"]))
+    assert accepted >= 60
+    time.sleep(int(answer.headers["Retry-After"]))
+    assert send(accepted).status_code == 202
 
 
 def test_reading_and_resuming_costs_nothing(clients: dict[str, Client]) -> None:
