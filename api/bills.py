@@ -4,7 +4,7 @@ from msgspec.structs import asdict
 
 from api.shapes import AmountView, InvoiceItem, InvoiceLineView, InvoiceView, timestamp
 from api.stores import Views
-from schemas.invoice import Bill, open_bills, unbilled
+from schemas.invoice import Bill, all_bills
 from schemas.models import plain
 
 
@@ -14,9 +14,7 @@ async def bills_of(views: Views, account_id: str, running: str) -> tuple[Bill, .
     Closed ones are read first: what is closed between the two questions is shown as open once more, never twice.
     """
     closed = await views.closed_bills(account_id)
-    changes = unbilled(await views.bill_sums(account_id), (line for bill in closed for line in bill.lines))
-    through = max((bill.period for bill in closed), default="")
-    return (*closed, *open_bills(changes, through, running))
+    return all_bills(closed, await views.bill_sums(account_id), running)
 
 
 def item(bill: Bill) -> InvoiceItem:

@@ -9,7 +9,7 @@ from api.bill_rows import closed_bills, sums
 from infra.errors import StackError
 from infra.money_servers import clickhouse_of
 from projections.clickhouse.client import ClickHouseError, Database
-from schemas.invoice import Bill, open_bills, unbilled
+from schemas.invoice import Bill, all_bills
 from streams.log.process import database_of
 
 
@@ -20,11 +20,10 @@ def bill_in_views(data: Path | None, account_id: str, period: str, running: str)
     own = {"account": account_id}
     try:
         closed = closed_bills(database.query(LINES, own))
-        changes = unbilled(sums(database.query(SUMS, own)), (line for bill in closed for line in bill.lines))
+        records = sums(database.query(SUMS, own))
     except ClickHouseError as failure:
         raise StackError(f"ClickHouse cannot be read: {failure}.") from failure
     finally:
         database.close()
-    through = max((bill.period for bill in closed), default="")
-    bills = (*closed, *open_bills(changes, through, running))
+    bills = all_bills(closed, records, running)
     return next((bill for bill in bills if bill.period == period), None)

@@ -143,7 +143,7 @@ def change_limits(
         "burst_tokens": burst_tokens,
         "output_tokens_max": output_tokens_max,
         "running_max": running_max,
-        "models": None if models is None else models_of(models),
+        "models": None if models is None else _models_of(models),
         "spend_soft": None if spend_soft is None else _money_of("--spend-soft", spend_soft),
         "spend_hard": None if spend_hard is None else _money_of("--spend-hard", spend_hard),
         "priority": None if priority is None else _priority_of(priority),
@@ -156,8 +156,7 @@ def change_limits(
         raise typer.BadParameter("name a limit, or --reset.")
     log = accounts_log(data)
     found = the_open_account(log.known(), account_id)
-    before = found.limits
-    before = None if reset else before
+    before = None if reset else found.limits
     kept = {} if before is None else {name: getattr(before, name) for name in LIMITS if name not in lifting}
     free = {*lifting, *(() if before is None else before.lifted)} - set(given)
     lifted = tuple(name for name in LIFTABLE if name in free)
@@ -218,7 +217,7 @@ def tier_of(name: str, also: Iterable[Tier] = ()) -> Tier:
     return name
 
 
-def models_of(text: str) -> tuple[str, ...]:
+def _models_of(text: str) -> tuple[str, ...]:
     """Models out of a list with commas, all of which this environment serves. Leaves with 2."""
     from infra.price_settings import PriceSettings
 

@@ -21,27 +21,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from schemas.events import (
-    EVENTS,
-    AccountOpened,
-    DemandForecast,
-    Event,
-    GenerationDeclined,
-    GenerationEnded,
-    GenerationFinished,
-    GenerationRequested,
-    GenerationReset,
-    KeyIssued,
-    KeyRevoked,
-    LimitsChanged,
-    MessageSubmitted,
-    RegenerationRequested,
-    ReplicasDesired,
-    ReplyStored,
-    UsageRecorded,
-    WorkerLeased,
-    WorkerReleased,
-)
+from schemas.events import EVENTS, Event
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -86,33 +66,14 @@ def type_name(cls: type[Event]) -> str:
 
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 
-_GREW: tuple[type[Event], ...] = (
-    AccountOpened,
-    DemandForecast,
-    GenerationDeclined,
-    GenerationEnded,
-    GenerationFinished,
-    GenerationRequested,
-    GenerationReset,
-    KeyIssued,
-    KeyRevoked,
-    LimitsChanged,
-    MessageSubmitted,
-    RegenerationRequested,
-    ReplicasDesired,
-    ReplyStored,
-    UsageRecorded,
-    WorkerLeased,
-    WorkerReleased,
-)
-"""Events whose later versions have more members, all with defaults."""
-
 UPCASTS: Mapping[str, tuple[type[Event], Upcast]] = {
     f"{PREFIX}{cls.__name__}.v{version}": (cls, lambda members: members)
-    for cls in _GREW
+    for cls in EVENTS
     for version in range(1, cls.VERSION)
 }
-"""Type on the wire of an older version -> (today's class, function from its members to today's)."""
+"""Type on the wire of an older version -> (today's class, function from its members to today's).
+
+So far later versions have more members, all with defaults: the function is the same for all."""
 
 _TYPES: dict[bytes, type[Event]] = {type_name(cls).encode(): cls for cls in EVENTS}
 _TYPE_BYTES: dict[type[Event], bytes] = {cls: name for name, cls in _TYPES.items()}

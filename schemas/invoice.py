@@ -18,7 +18,7 @@ and so does what was not charged. What no column of the views can hold counts fo
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import lru_cache
@@ -317,6 +317,19 @@ def unbilled(records: Mapping[Heading, Amounts], billed: Iterable[InvoiceLine]) 
     for heading, amounts in sums_of(billed).items():
         add(sums, heading, amounts, -1)
     return sums
+
+
+def all_bills(closed: Sequence[Bill], records: Mapping[Heading, Amounts], running: str) -> tuple[Bill, ...]:
+    """An account's bills from views alone: the closed ones, and the others as they would be now.
+
+    Args:
+        closed: by month.
+        records: the sums of all its records.
+        running: the month that is not over yet.
+    """
+    changes = unbilled(records, (line for bill in closed for line in bill.lines))
+    through = max((bill.period for bill in closed), default="")
+    return (*closed, *open_bills(changes, through, running))
 
 
 def open_bills(changes: Mapping[Heading, Amounts], closed_through: str, running: str) -> tuple[Bill, ...]:
